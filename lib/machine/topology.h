@@ -1,0 +1,41 @@
+/* What this machine has and what this process may use of it: hwloc topology and limits of the operating
+ * system (affinity, cpuset, cgroup v1 and v2 quota, RLIMIT_MEMLOCK, free memory). */
+#ifndef PS_MACHINE_TOPOLOGY_H
+#define PS_MACHINE_TOPOLOGY_H
+
+#include <stdint.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One hardware thread this process may run on, best first: one per core before SMT siblings, P before E. */
+typedef struct ps_cpu {
+    uint32_t os_index, core, package, numa;
+    uint32_t smt;  /* 0 for the first thread of its core */
+    uint32_t kind; /* 0 performance, 1 efficiency */
+} ps_cpu;
+
+typedef struct ps_machine {
+    char cpu_model[96];
+    uint32_t n_packages, n_cores, n_threads, n_numa, n_p_cores, n_e_cores; /* of the whole machine */
+    uint64_t l2_bytes, l3_bytes;                                           /* of one cache */
+    uint64_t memory_bytes, memory_free_bytes, memlock_bytes; /* memlock: UINT64_MAX if unlimited */
+    double cpu_quota;                                        /* CPUs' worth of time, 0 if unlimited */
+    uint32_t n_cpus;                                         /* allowed by affinity and cpuset */
+    ps_cpu *cpus;                                            /* [n_cpus] */
+    uint32_t n_allowed; /* threads to use at most: min(n_cpus, max(1, floor(quota))) */
+    void *hwloc;        /* hwloc_topology_t, private */
+} ps_machine;
+
+/* root: NULL for the live machine, or a folder that stands for "/" with recorded /sys and /proc (fixtures).
+ * Errors: PS_E_OS, PS_E_NOMEM, PS_E_NOINPUT. The result is immutable: any thread. */
+ps_status ps_machine_open(const char *root, ps_machine **out, ps_error *err);
+void ps_machine_close(ps_machine *machine);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,120 @@
+/* Machine profile: what pstune measured, in SI units. Document "pinstripe-profile", YAML. */
+#ifndef PS_SCHEMAS_MACHINE_PROFILE_H
+#define PS_SCHEMAS_MACHINE_PROFILE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/hash.h"
+#include "core/status.h"
+#include "model/kernel_spec.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { PS_PROFILE_VERSION = 1, PS_PROFILE_MAX_BYTES = 4 << 20 };
+
+/* One measured quantity. X(NAME, "name"): why sampling stopped. */
+#define PS_STOP_LIST(X)                                                                                      \
+    X(CONVERGED, "converged") /* confidence interval of the median under the target */                       \
+    X(TIME_CAP, "time_cap")                                                                                  \
+    X(SAMPLE_CAP, "sample_cap")
+typedef enum ps_stop {
+#define PS_STOP_ENUM(name, text) PS_STOP_##name,
+    PS_STOP_LIST(PS_STOP_ENUM)
+#undef PS_STOP_ENUM
+        PS_STOP_COUNT
+} ps_stop;
+
+/* median and quartiles of n samples, in the unit the holder's name says. */
+typedef struct ps_stat {
+    uint32_t n;
+    double median, q1, q3;
+    ps_stop stop;
+    bool noisy; /* quartiles further apart than 10% of the median, or interference seen */
+} ps_stat;
+
+typedef struct ps_profile_topology {
+    char cpu_model[96];
+    uint32_t n_packages, n_cores, n_threads, n_numa;
+    uint32_t n_p_cores, n_e_cores; /* kinds; all cores are P where there is one kind */
+    uint64_t l2_bytes, l3_bytes, memory_bytes, memlock_bytes; /* memlock: UINT64_MAX if unlimited */
+    double cpu_quota;   /* CPUs' worth of time the cgroup allows; 0 if unlimited */
+    uint32_t n_allowed; /* threads this process may use: affinity, cpuset and quota together */
+    char cpu_level[16]; /* highest kernel variant: "avx512" */
+    char gpu_name[96];  /* "" without a GPU */
+} ps_profile_topology;
+
+/* DRAM read rate of `n_threads` together. */
+typedef struct ps_profile_dram {
+    uint32_t n_threads;
+    ps_stat bw_bytes_per_s;
+} ps_profile_dram;
+
+/* What ran beside the measured kernel. */
+#define PS_BESIDE_LIST(X) X(IDLE, "idle") X(MEMORY, "memory") X(H2D, "h2d") X(D2H, "d2h")
+typedef enum ps_beside {
+#define PS_BESIDE_ENUM(name, text) PS_BESIDE_##name,
+    PS_BESIDE_LIST(PS_BESIDE_ENUM)
+#undef PS_BESIDE_ENUM
+        PS_BESIDE_COUNT
+} ps_beside;
+
+/* One point of a kernel curve: time of one call.
+ * rows, cols: of the weight (MATMUL), elements of a row (RMSNORM, GLU, ADD, CONVERT: cols);
+ * ATTENTION: rows = n_head, cols = head_dim, heads_kv, kv_len; MOE: rows = n_ff_expert, cols = n_embd,
+ * heads_kv = experts, kv_len = used experts per token. */
+typedef struct ps_profile_point {
+    uint32_t kernel; /* catalogue id */
+    uint64_t rows, cols;
+    uint32_t heads_kv;
+    uint64_t kv_len;
+    uint32_t n_tokens, n_threads;
+    ps_beside beside;
+    ps_stat time_s;
+    double beside_bytes_per_s; /* rate of what ran beside, measured at the same time; 0 when idle */
+} ps_profile_point;
+
+typedef struct ps_profile {
+    uint32_t version;
+    char tool[32];                       /* "pstune 0.1.0" */
+    char created[32];                    /* ISO 8601, UTC */
+    char mode[16];                       /* "quick", "default", "model" */
+    bool complete;                       /* false while a run can still be resumed */
+    bool synthetic;                      /* made by the null device or by hand, not measured */
+    uint8_t machine_hash[PS_HASH_BYTES]; /* over topology: a plan made elsewhere is noticed by it */
+    uint8_t kernel_set[PS_HASH_BYTES];
+    ps_profile_topology topology;
+    uint32_t n_dram;
+    ps_profile_dram *dram;
+    ps_stat barrier_s;    /* one barrier of n_allowed threads */
+    ps_stat pool_start_s; /* waking the pool for a step */
+    uint32_t n_kernels;
+    ps_kernel_spec *kernels; /* the catalogue, ascending id */
+    uint32_t n_points;
+    ps_profile_point *points;
+    char *note; /* free text: interference, throttling; may be NULL */
+} ps_profile;
+
+/* Read and validate. On PS_OK the caller frees with ps_profile_free. Errors carry file, line and column,
+ * key: PS_E_DATA, PS_E_UNSUPPORTED (other version), PS_E_NOINPUT, PS_E_PERM, PS_E_NOMEM. */
+ps_status ps_profile_read(const char *path, ps_profile **out, ps_error *err);
+ps_status ps_profile_parse(const char *text, uint64_t size, const char *label, ps_profile **out,
+                           ps_error *err);
+/* Write atomically. The same profile gives the same bytes. */
+ps_status ps_profile_write(const ps_profile *profile, const char *path, ps_error *err);
+/* Text from malloc, NUL-terminated. */
+ps_status ps_profile_format(const ps_profile *profile, char **out_text, uint64_t *out_size, ps_error *err);
+/* Semantic checks that reading also makes: finite positive times, known kernels, sorted catalogue... */
+ps_status ps_profile_validate(const ps_profile *profile, ps_error *err);
+void ps_profile_free(ps_profile *profile);
+/* Hash of the canonical text: plans name the profile by it. */
+ps_status ps_profile_hash(const ps_profile *profile, uint8_t out[PS_HASH_BYTES], ps_error *err);
+/* Hash over the topology fields that decide whether a profile still fits the machine. */
+void ps_profile_machine_hash(const ps_profile_topology *topology, uint8_t out[PS_HASH_BYTES]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,27 @@
+/* Growing text buffer whose out-of-memory error sticks until the end. */
+#ifndef PS_CORE_TEXT_H
+#define PS_CORE_TEXT_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ps_text ps_text;
+
+/* NULL when out of memory; every call below takes NULL and does nothing. One thread at a time. */
+ps_text *ps_text_new(void);
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+void ps_text_printf(ps_text *t, const char *fmt, ...);
+void ps_text_put(ps_text *t, const void *bytes, uint64_t n);
+/* Text from malloc with a NUL behind it (the caller frees it), or NULL when memory ran out on the way. out_size may be
+ * NULL. Frees t. */
+char *ps_text_end(ps_text *t, uint64_t *out_size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,140 @@
+/* Status, checked arithmetic, arena, text, JSON, hash. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/arena.h"
+#include "core/checked.h"
+#include "core/hash.h"
+#include "core/json.h"
+#include "core/status.h"
+#include "core/text.h"
+
+Test(status, exit_codes_and_line) {
+    cr_assert_eq(ps_status_exit_code(PS_OK), 0);
+    cr_assert_eq(ps_status_exit_code(PS_E_INFEASIBLE), 1);
+    cr_assert_eq(ps_status_exit_code(PS_E_USAGE), 64);
+    cr_assert_eq(ps_status_exit_code(PS_E_PERM), 77);
+    cr_assert_str_eq(ps_status_name(PS_E_DATA), "E_DATA");
+    ps_error err;
+    char line[600];
+    cr_assert_eq(ps_error_at(&err, PS_E_DATA, "key\nx", 12, "bad %d", 7), PS_E_DATA);
+    ps_error_prefix(&err, "a.gguf");
+    cr_assert_str_eq(ps_error_format(&err, line, sizeof line), "a.gguf: key?x: bad 7 (byte 12)");
+    cr_assert_eq(ps_error_errno(&err, PS_E_IO, "f", ENOENT, "cannot open"), PS_E_NOINPUT);
+    cr_assert_eq(ps_error_errno(&err, PS_E_CANTCREATE, "f", ENOENT, "cannot create"), PS_E_CANTCREATE);
+    cr_assert_eq(ps_error_errno(NULL, PS_E_IO, "f", EACCES, "x"), PS_E_PERM);
+}
+
+Test(status, prefix_never_overflows) {
+    ps_error err;
+    char longer[400], line[800];
+    memset(longer, 'p', sizeof longer - 1);
+    longer[sizeof longer - 1] = '\0';
+    ps_error_set(&err, PS_E_DATA, longer, "m");
+    ps_error_prefix(&err, longer);
+    cr_assert_lt(strlen(err.subject), sizeof err.subject);
+    ps_error_set(&err, PS_E_DATA, "tensor t", "m");
+    ps_error_prefix(&err, longer);
+    cr_assert_not_null(strstr(ps_error_format(&err, line, sizeof line), ": tensor t: m"));
+}
+
+Test(checked, edges) {
+    uint64_t v = 5;
+    cr_assert(ps_add_u64(UINT64_MAX, 0, &v) && v == UINT64_MAX);
+    cr_assert(!ps_add_u64(UINT64_MAX, 1, &v) && v == UINT64_MAX);
+    cr_assert(ps_mul_u64(0, UINT64_MAX, &v) && v == 0);
+    cr_assert(!ps_mul_u64((uint64_t)1 << 32, (uint64_t)1 << 32, &v));
+    cr_assert(ps_align_u64(1, 64, &v) && v == 64);
+    cr_assert(!ps_align_u64(UINT64_MAX - 3, 64, &v));
+    cr_assert(ps_range_ok(10, 0, 10) && !ps_range_ok(11, 0, 10) && !ps_range_ok(1, UINT64_MAX, 10));
+}
+
+Test(arena, zeroed_aligned_and_limited) {
+    ps_arena *a = ps_arena_new(1 << 16);
+    for (int i = 0; i < 100; i++) {
+        unsigned char *p = ps_arena_alloc(a, (uint64_t)i * 7);
+        cr_assert_not_null(p);
+        cr_assert_eq((uintptr_t)p % 16, 0);
+        for (int k = 0; k < i * 7; k++)
+            cr_assert_eq(p[k], 0);
+        memset(p, 0xff, (size_t)i * 7);
+    }
+    cr_assert_null(ps_arena_alloc(a, 1 << 16));
+    cr_assert_null(ps_arena_array(a, UINT64_MAX, 2));
+    cr_assert_null(ps_arena_alloc(a, UINT64_MAX));
+    cr_assert_str_eq(ps_arena_strndup(a, "hello", 4), "hell");
+    cr_assert_leq(ps_arena_used(a), 1 << 16);
+    ps_arena_free(a);
+    ps_arena_free(NULL);
+}
+
+Test(text, grows) {
+    ps_text *t = ps_text_new();
+    for (int i = 0; i < 1000; i++)
+        ps_text_printf(t, "%d,", i);
+    char big[5000];
+    memset(big, 'x', sizeof big - 1);
+    big[sizeof big - 1] = '\0';
+    ps_text_printf(t, "%s", big);
+    uint64_t size;
+    char *s = ps_text_end(t, &size);
+    cr_assert_eq(size, 3890 + 4999);
+    cr_assert_eq(strlen(s), size);
+    free(s);
+}
+
+Test(json, values_and_escapes) {
+    ps_json *j = ps_json_new(0);
+    ps_json_object(j, NULL);
+    ps_json_str(j, "s", "a\"\\\n\xff\xc3\xa9");
+    ps_json_f64(j, "d", 0.1);
+    ps_json_f64(j, "n", (double)NAN);
+    ps_json_array(j, "a");
+    ps_json_u64(j, NULL, UINT64_MAX);
+    ps_json_i64(j, NULL, -1);
+    ps_json_bool(j, NULL, true);
+    ps_json_close(j);
+    ps_json_object(j, "e");
+    ps_json_close(j);
+    ps_json_close(j);
+    char *s = ps_json_end(j, NULL);
+    cr_assert_str_eq(s, "{\"s\":\"a\\\"\\\\\\u000a\xef\xbf\xbd\xc3\xa9\",\"d\":0.1,\"n\":null,"
+                        "\"a\":[18446744073709551615,-1,true],\"e\":{}}\n");
+    free(s);
+}
+
+Test(json, wrong_nesting_is_null) {
+    ps_json *j = ps_json_new(2);
+    ps_json_object(j, NULL);
+    cr_assert_null(ps_json_end(j, NULL));
+    j = ps_json_new(2);
+    ps_json_close(j);
+    cr_assert_null(ps_json_end(j, NULL));
+}
+
+Test(json, doubles_read_back) {
+    const double values[] = {0.1, 1e-300, 123456789.123456789, 5e-324, 1.7976931348623157e308, 1.0 / 3};
+    char buf[32];
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        cr_assert_eq(strtod(ps_format_f64(values[i], buf), NULL), values[i]);
+}
+
+Test(hash, streaming_equals_whole_and_hex_round_trips) {
+    uint8_t a[PS_HASH_BYTES], b[PS_HASH_BYTES];
+    char hex[PS_HASH_HEX];
+    ps_hash_bytes("hello world", 11, a);
+    ps_hash *h = ps_hash_new();
+    ps_hash_add(h, "hello ", 6);
+    ps_hash_add(h, "world", 5);
+    ps_hash_end(h, b);
+    cr_assert_arr_eq(a, b, sizeof a);
+    /* XXH3-128 of "hello world", from the xxhsum program */
+    cr_assert_str_eq(ps_hash_hex(a, hex), "df8d09e93f874900a99b8775cc15b6c7");
+    cr_assert_eq(ps_hash_parse(hex, b), 0);
+    cr_assert_arr_eq(a, b, sizeof a);
+    cr_assert_eq(ps_hash_parse("df8d", b), -1);
+    cr_assert_eq(ps_hash_parse("zf8d09e93f874900a99b8775cc15b6c7", b), -1);
+}

@@ -117,6 +117,11 @@ typedef struct ps_program {
     ps_block *blocks;
 } ps_program;
 
+/* Rules that the executor relies on besides data flow: a program has exactly one GATHER, in a ONCE block; the
+ * instructions from it to the end (its tail: final norm, head, SAMPLE) may be run several times in a step,
+ * each time for other rows, so the buffer that GATHER reads stays intact to the end of the program. A step
+ * that wants no logits leaves the tail out. */
+
 /* A program made concrete for steps of up to max_tokens new tokens. */
 typedef struct ps_tier {
     uint32_t max_tokens;

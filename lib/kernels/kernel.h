@@ -83,7 +83,7 @@ typedef struct ps_kargs {
     const uint32_t *outputs;   /* GATHER: source row of each of the n_tokens destination rows */
     uint32_t n_spans;          /* KV_STORE, ATTENTION */
     const ps_seq_span *spans;
-    ps_sampler *const *samplers; /* SAMPLE: one per logits row */
+    ps_sampler *const *samplers; /* SAMPLE: one per logits row; NULL: that row gets token -1 */
     uint8_t *scratch;            /* shared by all threads, 64-byte aligned, ps_kernel_scratch bytes */
     uint32_t n_threads;          /* how many threads take part: per-thread scratch is sized by it */
 } ps_kargs;

@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "core/hash.h"
 #include "core/status.h"
 
 #ifdef __cplusplus
@@ -34,6 +35,10 @@ typedef struct ps_machine {
  * Errors: PS_E_OS, PS_E_NOMEM, PS_E_NOINPUT. The result is immutable: any thread. */
 ps_status ps_machine_open(const char *root, ps_machine **out, ps_error *err);
 void ps_machine_close(ps_machine *machine);
+
+/* Hash over what decides whether a profile still fits: CPU model, packages, cores, threads, kinds, caches and
+ * the number of threads allowed. Profiles and plans carry it (machine_hash). */
+void ps_machine_hash(const ps_machine *machine, uint8_t out[PS_HASH_BYTES]);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
 #ifndef PS_MACHINE_TOPOLOGY_H
 #define PS_MACHINE_TOPOLOGY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/hash.h"
@@ -15,7 +16,7 @@ extern "C" {
 /* One hardware thread this process may run on, best first: one per core before SMT siblings, P before E. */
 typedef struct ps_cpu {
     uint32_t os_index, core, package, numa;
-    uint32_t smt;  /* 0 for the first thread of its core */
+    uint32_t smt;  /* rank among the allowed threads of its core, 0 for the first */
     uint32_t kind; /* 0 performance, 1 efficiency */
 } ps_cpu;
 
@@ -31,10 +32,13 @@ typedef struct ps_machine {
     void *hwloc;        /* hwloc_topology_t, private */
 } ps_machine;
 
-/* root: NULL for the live machine, or a folder that stands for "/" with recorded /sys and /proc (fixtures).
- * Errors: PS_E_OS, PS_E_NOMEM, PS_E_NOINPUT. The result is immutable: any thread. */
+/* root: NULL for the live machine, or a folder with a recorded one: hwloc.xml (hwloc's own export), and
+ * proc/self/{status,limits,cgroup,mountinfo}, proc/meminfo, sys/fs/cgroup/... as they stand below "/".
+ * Errors name the file: PS_E_OS, PS_E_NOMEM, PS_E_NOINPUT, PS_E_DATA. The result is immutable: any thread. */
 ps_status ps_machine_open(const char *root, ps_machine **out, ps_error *err);
 void ps_machine_close(ps_machine *machine);
+/* True unless it was opened from a record: only then can threads be bound. */
+bool ps_machine_is_live(const ps_machine *machine);
 
 /* Hash over what decides whether a profile still fits: CPU model, packages, cores, threads, kinds, caches and
  * the number of threads allowed. Profiles and plans carry it (machine_hash). */

@@ -1,0 +1,219 @@
+/* Topology and limits, on recorded machines and on this one. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "machine/limits.h"
+#include "machine/topology.h"
+
+#define GIB ((uint64_t)1 << 30)
+
+static ps_machine *open_fixture(const char *name) {
+    char path[256];
+    ps_machine *m = NULL;
+    ps_error err = {0};
+    snprintf(path, sizeof path, "fixtures/machines/%s", name);
+    cr_assert_eq(ps_machine_open(path, &m, &err), PS_OK, "%s: %s %s", name, err.subject, err.message);
+    return m;
+}
+
+/* One row per recorded machine. */
+static const struct expected {
+    const char *name, *model;
+    uint32_t packages, cores, threads, numa, p, e, n_cpus, n_allowed;
+    double quota;
+    uint64_t l2, l3, memory, memory_free, memlock;
+    uint32_t first_cpus[8]; /* os indices, best first */
+} machines[] = {
+    {"quota-v2",
+     "AMD EPYC 9654 96-Core Processor",
+     1,
+     96,
+     96,
+     1,
+     96,
+     0,
+     96,
+     7,
+     7.65,
+     1 << 20,
+     32 << 20,
+     16 * GIB,
+     14 * GIB,
+     65536,
+     {0, 1, 2, 3, 4, 5, 6, 7}},
+    {"quota-v1",
+     "AMD EPYC 9654 96-Core Processor",
+     1,
+     96,
+     96,
+     1,
+     96,
+     0,
+     96,
+     7,
+     7.65,
+     1 << 20,
+     32 << 20,
+     384 * GIB,
+     300 * GIB,
+     65536,
+     {0, 1, 2, 3, 4, 5, 6, 7}},
+    {"quota-half",
+     "Intel(R) Xeon(R) CPU",
+     1,
+     4,
+     4,
+     1,
+     4,
+     0,
+     4,
+     1,
+     0.5,
+     1 << 20,
+     32 << 20,
+     8 * GIB,
+     6 * GIB,
+     8388608,
+     {0, 1, 2, 3}},
+    {"cpuset-smt",
+     "AMD Ryzen 7 5800X 8-Core Processor",
+     1,
+     8,
+     16,
+     1,
+     8,
+     0,
+     7,
+     7,
+     0,
+     512 << 10,
+     32 << 20,
+     64 * GIB,
+     50 * GIB,
+     UINT64_MAX,
+     {4, 5, 6, 15, 12, 13, 14}},
+    {"hybrid-pe",
+     "13th Gen Intel(R) Core(TM) i5-13500",
+     1,
+     14,
+     20,
+     1,
+     6,
+     8,
+     20,
+     20,
+     0,
+     1280 << 10,
+     24 << 20,
+     32 * GIB,
+     28 * GIB,
+     UINT64_MAX,
+     {0, 2, 4, 6, 8, 10, 12, 13}},
+    {"two-sockets",
+     "Intel(R) Xeon(R) Gold 6226R",
+     2,
+     8,
+     16,
+     2,
+     8,
+     0,
+     16,
+     16,
+     0,
+     1 << 20,
+     22 << 20,
+     192 * GIB,
+     180 * GIB,
+     UINT64_MAX,
+     {0, 1, 2, 3, 4, 5, 6, 7}},
+};
+
+Test(topology, recorded_machines) {
+    for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {
+        const struct expected *x = &machines[i];
+        ps_machine *m = open_fixture(x->name);
+        cr_expect_str_eq(m->cpu_model, x->model);
+        cr_expect_eq(m->n_packages, x->packages, "%s: %u packages", x->name, m->n_packages);
+        cr_expect_eq(m->n_cores, x->cores, "%s: %u cores", x->name, m->n_cores);
+        cr_expect_eq(m->n_threads, x->threads, "%s: %u threads", x->name, m->n_threads);
+        cr_expect_eq(m->n_numa, x->numa, "%s: %u nodes", x->name, m->n_numa);
+        cr_expect_eq(m->n_p_cores, x->p, "%s: %u P", x->name, m->n_p_cores);
+        cr_expect_eq(m->n_e_cores, x->e, "%s: %u E", x->name, m->n_e_cores);
+        cr_expect_eq(m->n_cpus, x->n_cpus, "%s: %u CPUs", x->name, m->n_cpus);
+        cr_expect_eq(m->n_allowed, x->n_allowed, "%s: %u allowed", x->name, m->n_allowed);
+        cr_expect_float_eq(m->cpu_quota, x->quota, 1e-9, "%s: quota %g", x->name, m->cpu_quota);
+        cr_expect_eq(m->l2_bytes, x->l2, "%s: L2 %lu", x->name, (unsigned long)m->l2_bytes);
+        cr_expect_eq(m->l3_bytes, x->l3, "%s: L3 %lu", x->name, (unsigned long)m->l3_bytes);
+        cr_expect_eq(m->memory_bytes, x->memory, "%s: memory %lu", x->name, (unsigned long)m->memory_bytes);
+        cr_expect_eq(m->memory_free_bytes, x->memory_free, "%s: free %lu", x->name,
+                     (unsigned long)m->memory_free_bytes);
+        cr_expect_eq(m->memlock_bytes, x->memlock, "%s: memlock %lu", x->name,
+                     (unsigned long)m->memlock_bytes);
+        for (uint32_t c = 0; c < 8 && c < m->n_cpus; c++)
+            cr_expect_eq(m->cpus[c].os_index, x->first_cpus[c], "%s: CPU %u is %u", x->name, c,
+                         m->cpus[c].os_index);
+        cr_expect_not(ps_machine_is_live(m));
+        ps_machine_close(m);
+    }
+}
+
+Test(topology, order_of_hybrid_and_siblings) {
+    ps_machine *m = open_fixture("hybrid-pe");
+    /* Six P cores, eight E cores, then the P cores' siblings. */
+    for (uint32_t c = 0; c < 20; c++) {
+        cr_expect_eq(m->cpus[c].smt, c < 14 ? 0 : 1);
+        cr_expect_eq(m->cpus[c].kind, c >= 6 && c < 14 ? 1 : 0);
+    }
+    cr_expect_eq(m->cpus[14].os_index, 1);
+    ps_machine_close(m);
+
+    m = open_fixture("two-sockets");
+    for (uint32_t c = 0; c < 16; c++) {
+        cr_expect_eq(m->cpus[c].package, c / 4 % 2);
+        cr_expect_eq(m->cpus[c].numa, c / 4 % 2);
+        cr_expect_eq(m->cpus[c].smt, c / 8);
+    }
+    ps_machine_close(m);
+}
+
+Test(topology, damaged_or_missing_records_name_the_file) {
+    ps_machine *m = NULL;
+    ps_error err = {0};
+    cr_expect_eq(ps_machine_open("fixtures/machines/bad-quota", &m, &err), PS_E_DATA);
+    cr_expect_str_eq(err.subject, "/sys/fs/cgroup/a/cpu.max");
+    cr_expect_null(m);
+    cr_expect_eq(ps_machine_open("fixtures/machines/no-such-machine", &m, &err), PS_E_NOINPUT);
+    cr_expect_null(m);
+}
+
+Test(topology, live_machine_agrees_with_the_system) {
+    ps_machine *m = NULL;
+    ps_error err = {0};
+    cr_assert_eq(ps_machine_open(NULL, &m, &err), PS_OK, "%s %s", err.subject, err.message);
+    cr_expect(ps_machine_is_live(m));
+    cr_expect_eq(m->n_threads, (uint32_t)sysconf(_SC_NPROCESSORS_ONLN));
+    cr_expect_geq(m->n_allowed, 1);
+    cr_expect_leq(m->n_allowed, m->n_cpus);
+    cr_expect_leq(m->n_cpus, m->n_threads);
+    cr_expect_gt(m->memory_bytes, m->memory_free_bytes);
+    cr_expect_gt(m->memory_free_bytes, 0);
+    cr_expect_gt(m->cpu_model[0], 0);
+    ps_machine_close(m);
+}
+
+Test(limits, cpu_lists) {
+    ps_cpu_mask m;
+    cr_assert(ps_cpu_list_parse("0-2,64,4095\n", &m));
+    cr_expect_eq(m.word[0], 7);
+    cr_expect_eq(m.word[1], 1);
+    cr_expect(ps_cpu_mask_has(&m, 4095));
+    cr_expect_not(ps_cpu_mask_has(&m, 4096));
+    cr_assert(ps_cpu_list_parse("\n", &m));
+    cr_expect_eq(m.word[0], 0);
+    cr_assert(ps_cpu_list_parse("3-99999999999999999999999\n", &m)); /* clipped, not looped over */
+    cr_expect(ps_cpu_mask_has(&m, 3) && ps_cpu_mask_has(&m, 4095));
+    static const char *const bad[] = {"x", "1-", "-1", "3-1", "1;2", "1,,x", "0x3"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        cr_expect_not(ps_cpu_list_parse(bad[i], &m), "%s", bad[i]);
+}

@@ -94,25 +94,25 @@ typedef enum ps_shard_kind {
 } ps_shard_kind;
 const char *ps_shard_kind_name(ps_shard_kind kind);
 
-/* Symbolic activation values of the operation lists. X(NAME, "name") */
-#define PS_VALUE_LIST(X)                                                                                     \
-    X(NONE, "none")                                                                                          \
-    X(X, "x")                 /* residual stream [T x n_embd] */                                             \
-    X(NORM, "norm")           /* normed input of a block [T x n_embd] */                                     \
-    X(Q, "q")                 /* [T x n_head*head_dim_k] */                                                  \
-    X(K, "k")                 /* [T x n_head_kv*head_dim_k] */                                               \
-    X(V, "v")                 /* [T x n_head_kv*head_dim_v] */                                               \
-    X(ATT, "att")             /* attention output [T x n_head*head_dim_v] */                                 \
-    X(PROJ, "proj")           /* block output before a post-norm [T x n_embd] */                             \
-    X(GATE, "gate")           /* [T x n_ff] */                                                               \
-    X(UP, "up")               /* [T x n_ff] */                                                               \
-    X(ACT, "act")             /* act(gate)*up [T x n_ff] */                                                  \
-    X(ROUTER, "router")       /* [T x n_expert] */                                                           \
-    X(SEL, "sel")             /* SEL rows [T x n_expert_used] */                                             \
-    X(LAST, "last")           /* residual rows whose logits are wanted [O x n_embd] */                       \
-    X(LAST_NORM, "last_norm") /* [O x n_embd] */                                                             \
-    X(LOGITS, "logits")       /* [O x n_vocab] */                                                            \
-    X(TOKENS, "tokens")       /* sampled ids [O x 1] */
+/* Symbolic activation values of the operation lists. ROW(NAME, "name") */
+#define PS_VALUE_LIST(ROW)                                                                                   \
+    ROW(NONE, "none")                                                                                        \
+    ROW(X, "x")                 /* residual stream [T x n_embd] */                                           \
+    ROW(NORM, "norm")           /* normed input of a block [T x n_embd] */                                   \
+    ROW(Q, "q")                 /* [T x n_head*head_dim_k] */                                                \
+    ROW(K, "k")                 /* [T x n_head_kv*head_dim_k] */                                             \
+    ROW(V, "v")                 /* [T x n_head_kv*head_dim_v] */                                             \
+    ROW(ATT, "att")             /* attention output [T x n_head*head_dim_v] */                               \
+    ROW(PROJ, "proj")           /* block output before a post-norm [T x n_embd] */                           \
+    ROW(GATE, "gate")           /* [T x n_ff] */                                                             \
+    ROW(UP, "up")               /* [T x n_ff] */                                                             \
+    ROW(ACT, "act")             /* act(gate)*up [T x n_ff] */                                                \
+    ROW(ROUTER, "router")       /* [T x n_expert] */                                                         \
+    ROW(SEL, "sel")             /* SEL rows [T x n_expert_used] */                                           \
+    ROW(LAST, "last")           /* residual rows whose logits are wanted [O x n_embd] */                     \
+    ROW(LAST_NORM, "last_norm") /* [O x n_embd] */                                                           \
+    ROW(LOGITS, "logits")       /* [O x n_vocab] */                                                          \
+    ROW(TOKENS, "tokens")       /* sampled ids [O x 1] */
 
 typedef enum ps_value {
 #define PS_VALUE_ENUM(name, text) PS_VALUE_##name,
@@ -129,14 +129,15 @@ typedef struct ps_op_desc {
     ps_role w[PS_OP_MAX_WEIGHTS]; /* PS_ROLE_NONE where unused */
     ps_value src[PS_OP_MAX_SRC];  /* PS_VALUE_NONE where unused */
     ps_value dst;
-    uint32_t cols; /* elements of a source row */
-    uint32_t rows; /* elements of a destination row */
+    uint32_t cols; /* elements of a row of src[0]; EMBED: of the weight */
+    uint32_t rows; /* elements of a destination row (SEL: pairs); 0 without destination */
 } ps_op_desc;
 
 typedef struct ps_shard {
     ps_shard_kind kind;
     uint32_t layer;        /* 0 for EMBED and HEAD */
-    uint64_t weight_bytes; /* each tensor counted once; a tied output is counted in EMBED and 0 here */
+    uint64_t weight_bytes; /* each tensor counted once, so that the shards sum to the model's weight_bytes:
+                              rope_freqs in EMBED; a tied output in EMBED and not in HEAD */
     uint32_t n_ops;
     const ps_op_desc *ops;
 } ps_shard;
@@ -170,7 +171,41 @@ typedef struct ps_model {
  * checked against the hyper-parameters (PS_E_DATA). Reads no weights except rope_freqs, whose factors
  * are checked to be finite and positive. The result is immutable: any thread. */
 ps_status ps_model_open(const ps_gguf *gguf, ps_model **out, ps_error *err);
-void ps_model_close(ps_model *model);
+void ps_model_close(ps_model *model); /* NULL is allowed */
+
+/* Everything that stands against running a file, for people: what ps_model_open would refuse, all of it
+ * instead of the first. */
+typedef struct ps_refusal {
+    ps_status status;
+    const char *subject; /* tensor, key or architecture */
+    const char *message;
+} ps_refusal;
+
+typedef struct ps_type_count {
+    ps_dtype type;
+    bool computable;
+    uint64_t n_tensors, bytes;
+} ps_type_count;
+
+enum { PS_SURVEY_MAX_REFUSALS = 256 };
+
+typedef struct ps_survey {
+    const ps_gguf *gguf; /* borrowed */
+    char arch_name[64];  /* general.architecture, cleaned; "" if absent */
+    bool arch_known;     /* a row of the architecture table */
+    uint64_t n_refused;  /* all of them */
+    uint32_t n_refusals; /* the first of them, at most PS_SURVEY_MAX_REFUSALS */
+    const ps_refusal *refusals;
+    uint32_t n_types; /* types that occur, ascending id */
+    const ps_type_count *types;
+    const ps_model *model; /* layers, shards and bytes, where the refusals leave enough to know them; else
+                                NULL. Only to be looked at: it runs only if n_refused is 0. */
+} ps_survey;
+
+/* gguf is borrowed and must outlive the survey. PS_OK whatever is refused: errors are PS_E_NOMEM only.
+ * Reads what ps_model_open reads. The result is immutable: any thread. */
+ps_status ps_model_survey(const ps_gguf *gguf, ps_survey **out, ps_error *err);
+void ps_survey_close(ps_survey *survey); /* NULL is allowed */
 
 /* KV cache of layer `l`, f16, one sequence. Rows of positions that a sequence of up to n_ctx tokens needs
  * when at most tile_tokens are stored before they are attended to: a sliding-window layer keeps
@@ -180,8 +215,9 @@ void ps_model_close(ps_model *model);
 uint64_t ps_model_kv_rows(const ps_model *model, uint32_t l, uint64_t n_ctx, uint64_t tile_tokens);
 uint64_t ps_model_kv_bytes(const ps_model *model, uint32_t l, uint64_t rows);
 
-/* FLOPs of one op for T token rows that attend to n_kv positions (2 per multiply-add; sources of the
- * formulas are beside them), and bytes of weights it reads for T rows (expected distinct experts for
+/* FLOPs of one op for T token rows (of HEAD: T output rows) of one sequence whose KV holds n_kv positions once
+ * they are stored, so that the last row attends to n_kv of them (causal; fewer under a sliding window). 2 per
+ * multiply-add; sources of the formulas are beside them. And bytes of weights it reads for T rows (expected distinct experts for
  * MoE under uniform routing: E * (1 - (1 - k/E)^T)). */
 double ps_op_flops(const ps_model *model, uint32_t layer, const ps_op_desc *op, uint64_t n_tokens,
                    uint64_t n_kv);

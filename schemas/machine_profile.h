@@ -83,8 +83,8 @@ typedef struct ps_profile {
     char mode[16];                       /* "quick", "default", "model" */
     bool complete;                       /* false while a run can still be resumed */
     bool synthetic;                      /* made by the null device or by hand, not measured */
-    uint8_t machine_hash[PS_HASH_BYTES]; /* over topology: a plan made elsewhere is noticed by it */
-    uint8_t kernel_set[PS_HASH_BYTES];
+    uint8_t machine_hash[PS_HASH_BYTES]; /* ps_machine_hash: a plan made elsewhere is noticed by it */
+    uint8_t kernel_set[PS_HASH_BYTES];   /* ps_kernel_set_hash */
     ps_profile_topology topology;
     uint32_t n_dram;
     ps_profile_dram *dram;
@@ -97,7 +97,10 @@ typedef struct ps_profile {
     char *note; /* free text: interference, throttling; may be NULL */
 } ps_profile;
 
-/* Read and validate. On PS_OK the caller frees with ps_profile_free. Errors carry file, line and column,
+/* A profile and its arrays and note each come from malloc, also where pstune builds one itself; ps_profile_free
+ * frees them all. Quantities with n == 0 are allowed while `complete` is false: not measured yet.
+ *
+ * Read and validate. On PS_OK the caller frees with ps_profile_free. Errors carry file, line and column,
  * key: PS_E_DATA, PS_E_UNSUPPORTED (other version), PS_E_NOINPUT, PS_E_PERM, PS_E_NOMEM. */
 ps_status ps_profile_read(const char *path, ps_profile **out, ps_error *err);
 ps_status ps_profile_parse(const char *text, uint64_t size, const char *label, ps_profile **out,
@@ -111,8 +114,6 @@ ps_status ps_profile_validate(const ps_profile *profile, ps_error *err);
 void ps_profile_free(ps_profile *profile);
 /* Hash of the canonical text: plans name the profile by it. */
 ps_status ps_profile_hash(const ps_profile *profile, uint8_t out[PS_HASH_BYTES], ps_error *err);
-/* Hash over the topology fields that decide whether a profile still fits the machine. */
-void ps_profile_machine_hash(const ps_profile_topology *topology, uint8_t out[PS_HASH_BYTES]);
 
 #ifdef __cplusplus
 }

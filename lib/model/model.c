@@ -177,7 +177,7 @@ static ps_status vocabulary(ps_build *b) {
     const ps_gguf_tensor *t = ps_gguf_find_tensor(b->gguf, ps_role_get(PS_ROLE_TOKEN_EMBD)->name);
     const ps_hvalue *key = &b->h[PS_HKEY_VOCAB_SIZE];
     if (t == NULL)
-        return PS_OK; /* named as missing with the others */
+        return ps_error_set(b->err, PS_E_DATA, "token_embd.weight", "the tensor is missing");
     if (t->dims[1] == 0 || t->dims[1] > INT32_MAX)
         return ps_error_set(b->err, PS_E_DATA, "token_embd.weight", "%" PRIu64 " rows", t->dims[1]);
     b->model->n_vocab = (uint32_t)t->dims[1];

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
-#include "gguf_builder.h"
+#include "../../model_builder.h"
 #include "model/model.h"
 
 /* Kept small: one line per operation, weights and values by name. */
@@ -24,15 +24,15 @@ static void print_ops(const ps_shard *s, char *buf, size_t size) {
     }
 }
 
-static ps_status open_built(gb *b, ps_gguf **g, ps_model **m, ps_error *e) {
+static ps_status open_built(mb *b, ps_gguf **g, ps_model **m, ps_error *e) {
     uint64_t size;
-    const uint8_t *data = gb_finish(b, &size);
+    const uint8_t *data = mb_finish(b, &size);
     ps_status st = ps_gguf_open_memory(data, size, "test.gguf", g, e);
     cr_assert_eq(st, PS_OK, "the reader refused it: %s: %s", e->subject, e->message);
     return ps_model_open(*g, m, e);
 }
 
-static void check_ops(gb *b, const char *attn, const char *ffn, const char *head) {
+static void check_ops(mb *b, const char *attn, const char *ffn, const char *head) {
     ps_gguf *g;
     ps_model *m;
     ps_error e = {.status = PS_OK};
@@ -50,7 +50,7 @@ static void check_ops(gb *b, const char *attn, const char *ffn, const char *head
     cr_assert_str_eq(text, head);
     ps_model_close(m);
     ps_gguf_close(g);
-    gb_free(b);
+    mb_free(b);
 }
 
 #define HEAD                                                                                                 \
@@ -60,8 +60,8 @@ static void check_ops(gb *b, const char *attn, const char *ffn, const char *head
     "sample logits > tokens 128x1\n"
 
 Test(arch, ops_of_llama) {
-    gb b;
-    gb_model(&b, &gb_llama_small);
+    mb b;
+    mb_model(&b, &mb_llama_small);
     check_ops(&b,
               "rmsnorm attn_norm.weight x > norm 64x64\n"
               "matmul attn_q.weight norm > q 64x64\n"
@@ -86,14 +86,14 @@ Test(arch, ops_of_llama_with_biases) {
         uint64_t n;
     } bias[] = {{"attn_q", 64},   {"attn_k", 32}, {"attn_v", 32},  {"attn_output", 64},
                 {"ffn_gate", 96}, {"ffn_up", 96}, {"ffn_down", 64}};
-    gb b;
+    mb b;
     char name[64];
-    gb_model(&b, &gb_llama_small);
-    gb_drop(&b, "rope_freqs.weight");
+    mb_model(&b, &mb_llama_small);
+    mb_drop(&b, "rope_freqs.weight");
     for (unsigned l = 0; l < 2; l++)
         for (unsigned i = 0; i < 7; i++) {
             snprintf(name, sizeof name, "blk.%u.%s.bias", l, bias[i].name);
-            gb_tensor(&b, name, PS_DTYPE_F32, bias[i].n, 0, 0);
+            mb_tensor(&b, name, PS_DTYPE_F32, bias[i].n, 0, 0);
         }
     check_ops(&b,
               "rmsnorm attn_norm.weight x > norm 64x64\n"
@@ -127,8 +127,8 @@ Test(arch, ops_of_llama_with_biases) {
     "matmul attn_output.weight att x > x 128x64\n"
 
 Test(arch, ops_of_qwen3) {
-    gb b;
-    gb_model(&b, &gb_qwen3_small);
+    mb b;
+    mb_model(&b, &mb_qwen3_small);
     check_ops(&b, QWEN3_ATTN,
               "rmsnorm ffn_norm.weight x > norm 64x64\n"
               "matmul ffn_gate.weight norm > gate 64x96\n"
@@ -139,8 +139,8 @@ Test(arch, ops_of_qwen3) {
 }
 
 Test(arch, ops_of_qwen3moe) {
-    gb b;
-    gb_model(&b, &gb_qwen3moe_small);
+    mb b;
+    mb_model(&b, &mb_qwen3moe_small);
     check_ops(
         &b, QWEN3_ATTN,
         "rmsnorm ffn_norm.weight x > norm 64x64\n"
@@ -151,8 +151,8 @@ Test(arch, ops_of_qwen3moe) {
 }
 
 Test(arch, ops_of_gemma3) {
-    gb b;
-    gb_model(&b, &gb_gemma3_small);
+    mb b;
+    mb_model(&b, &mb_gemma3_small);
     check_ops(&b,
               "rmsnorm attn_norm.weight x > norm 64x64\n"
               "matmul attn_q.weight norm > q 64x128\n"
@@ -186,49 +186,49 @@ typedef struct change {
     uint32_t count, d1, d2;
 } change;
 
-static void apply(gb *b, const change *c) {
+static void apply(mb *b, const change *c) {
     uint32_t list[64];
     switch (c->what) {
     case U32:
-        gb_u32(b, c->name, (uint32_t)c->n);
+        mb_u32(b, c->name, (uint32_t)c->n);
         break;
     case U64:
-        gb_u64(b, c->name, (uint64_t)c->n);
+        mb_u64(b, c->name, (uint64_t)c->n);
         break;
     case F32:
-        gb_f32(b, c->name, (float)c->n);
+        mb_f32(b, c->name, (float)c->n);
         break;
     case BOOL:
-        gb_bool(b, c->name, c->n != 0);
+        mb_bool(b, c->name, c->n != 0);
         break;
     case STR:
-        gb_str(b, c->name, c->text);
+        mb_str(b, c->name, c->text);
         break;
     case LIST:
         for (uint32_t i = 0; i < c->count; i++)
             list[i] = (uint32_t)c->n - i;
-        gb_array(b, c->name, PS_GGUF_U32, list, c->count, 4);
+        mb_array(b, c->name, PS_GGUF_U32, list, c->count, 4);
         break;
     case DROP:
-        gb_drop(b, c->name);
+        mb_drop(b, c->name);
         break;
     case TENSOR:
-        gb_tensor(b, c->name, (ps_dtype)c->count, (uint64_t)c->n, c->d1, c->d2);
+        mb_tensor(b, c->name, (ps_dtype)c->count, (uint64_t)c->n, c->d1, c->d2);
         break;
     }
 }
 
 typedef struct refusal_case {
-    const gb_shape *shape;
+    const mb_shape *shape;
     change change;
     ps_status status;
     const char *message; /* part of it */
 } refusal_case;
 
-#define L &gb_llama_small
-#define Q &gb_qwen3_small
-#define M &gb_qwen3moe_small
-#define G &gb_gemma3_small
+#define L &mb_llama_small
+#define Q &mb_qwen3_small
+#define M &mb_qwen3moe_small
+#define G &mb_gemma3_small
 #define HUGE_INT 2147483648.0
 
 /* The subject of the error must be the changed key or tensor. */
@@ -362,12 +362,12 @@ static const refusal_case cases[] = {
 Test(arch, every_refusal_names_its_subject) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const refusal_case *c = &cases[i];
-        gb b;
+        mb b;
         ps_gguf *g;
         ps_model *m;
         ps_error e = {.status = PS_OK};
         char want[256];
-        gb_model(&b, c->shape);
+        mb_model(&b, c->shape);
         apply(&b, &c->change);
         ps_status st = open_built(&b, &g, &m, &e);
         cr_assert_eq(st, c->status, "case %zu, %s: %s instead of %s (%s: %s)", i, c->change.name,
@@ -389,13 +389,13 @@ Test(arch, every_refusal_names_its_subject) {
         cr_expect(named, "case %zu: the survey does not name %s", i, c->change.name);
         ps_survey_close(s);
         ps_gguf_close(g);
-        gb_free(&b);
+        mb_free(&b);
     }
 }
 
 /* Changes that are consumed: the file still opens. */
 static const struct {
-    const gb_shape *shape;
+    const mb_shape *shape;
     change change;
 } accepted[] = {
     {L, {STR, "llama.rope.scaling.type", 0, "none", 0, 0, 0}},
@@ -422,11 +422,11 @@ static const struct {
 
 Test(arch, equal_values_are_consumed) {
     for (size_t i = 0; i < sizeof accepted / sizeof accepted[0]; i++) {
-        gb b;
+        mb b;
         ps_gguf *g;
         ps_model *m;
         ps_error e = {.status = PS_OK};
-        gb_model(&b, accepted[i].shape);
+        mb_model(&b, accepted[i].shape);
         apply(&b, &accepted[i].change);
         cr_assert_eq(open_built(&b, &g, &m, &e), PS_OK, "case %zu: %s: %s", i, e.subject, e.message);
         ps_survey *s;
@@ -437,40 +437,40 @@ Test(arch, equal_values_are_consumed) {
         ps_survey_close(s);
         ps_model_close(m);
         ps_gguf_close(g);
-        gb_free(&b);
+        mb_free(&b);
     }
 }
 
-static ps_model *must_open(gb *b, ps_gguf **g) {
+static ps_model *must_open(mb *b, ps_gguf **g) {
     ps_model *m = NULL;
     ps_error e = {.status = PS_OK};
     cr_assert_eq(open_built(b, g, &m, &e), PS_OK, "%s: %s", e.subject, e.message);
     return m;
 }
 
-static void drop_all(gb *b, ps_gguf *g, ps_model *m) {
+static void drop_all(mb *b, ps_gguf *g, ps_model *m) {
     ps_model_close(m);
     ps_gguf_close(g);
-    gb_free(b);
+    mb_free(b);
 }
 
 Test(arch, per_layer_arrays) {
-    gb b;
+    mb b;
     ps_gguf *g;
     int32_t heads[2] = {4, 8};
     uint64_t kv[2] = {2, 4};
     uint16_t ff[2] = {96, 128};
-    gb_model(&b, &gb_llama_small);
-    gb_array(&b, "llama.attention.head_count", PS_GGUF_I32, heads, 2, 4);
-    gb_array(&b, "llama.attention.head_count_kv", PS_GGUF_U64, kv, 2, 8);
-    gb_array(&b, "llama.feed_forward_length", PS_GGUF_U16, ff, 2, 2);
-    gb_tensor(&b, "blk.1.attn_q.weight", PS_DTYPE_Q4_0, 64, 128, 0);
-    gb_tensor(&b, "blk.1.attn_k.weight", PS_DTYPE_Q4_0, 64, 64, 0);
-    gb_tensor(&b, "blk.1.attn_v.weight", PS_DTYPE_Q4_0, 64, 64, 0);
-    gb_tensor(&b, "blk.1.attn_output.weight", PS_DTYPE_Q4_0, 128, 64, 0);
-    gb_tensor(&b, "blk.1.ffn_gate.weight", PS_DTYPE_Q4_0, 64, 128, 0);
-    gb_tensor(&b, "blk.1.ffn_up.weight", PS_DTYPE_Q4_0, 64, 128, 0);
-    gb_tensor(&b, "blk.1.ffn_down.weight", PS_DTYPE_Q4_0, 128, 64, 0);
+    mb_model(&b, &mb_llama_small);
+    mb_array(&b, "llama.attention.head_count", PS_GGUF_I32, heads, 2, 4);
+    mb_array(&b, "llama.attention.head_count_kv", PS_GGUF_U64, kv, 2, 8);
+    mb_array(&b, "llama.feed_forward_length", PS_GGUF_U16, ff, 2, 2);
+    mb_tensor(&b, "blk.1.attn_q.weight", PS_DTYPE_Q4_0, 64, 128, 0);
+    mb_tensor(&b, "blk.1.attn_k.weight", PS_DTYPE_Q4_0, 64, 64, 0);
+    mb_tensor(&b, "blk.1.attn_v.weight", PS_DTYPE_Q4_0, 64, 64, 0);
+    mb_tensor(&b, "blk.1.attn_output.weight", PS_DTYPE_Q4_0, 128, 64, 0);
+    mb_tensor(&b, "blk.1.ffn_gate.weight", PS_DTYPE_Q4_0, 64, 128, 0);
+    mb_tensor(&b, "blk.1.ffn_up.weight", PS_DTYPE_Q4_0, 64, 128, 0);
+    mb_tensor(&b, "blk.1.ffn_down.weight", PS_DTYPE_Q4_0, 128, 64, 0);
     ps_model *m = must_open(&b, &g);
     cr_assert(m->layers[0].n_head == 4 && m->layers[0].n_head_kv == 2 && m->layers[0].n_ff == 96);
     cr_assert(m->layers[1].n_head == 8 && m->layers[1].n_head_kv == 4 && m->layers[1].n_ff == 128);
@@ -481,36 +481,36 @@ Test(arch, per_layer_arrays) {
 }
 
 Test(arch, a_layer_without_heads_is_refused) {
-    gb b;
+    mb b;
     ps_gguf *g;
     ps_model *m;
     ps_error e = {.status = PS_OK};
     int32_t heads[2] = {4, 0};
-    gb_model(&b, &gb_llama_small);
-    gb_array(&b, "llama.attention.head_count", PS_GGUF_I32, heads, 2, 4);
+    mb_model(&b, &mb_llama_small);
+    mb_array(&b, "llama.attention.head_count", PS_GGUF_I32, heads, 2, 4);
     cr_assert_eq(open_built(&b, &g, &m, &e), PS_E_UNSUPPORTED);
     cr_assert_str_eq(e.subject, "test.gguf: llama.attention.head_count");
     cr_assert_not_null(strstr(e.message, "layer 1 has no heads"));
     ps_gguf_close(g);
-    gb_free(&b);
+    mb_free(&b);
     heads[1] = -4;
-    gb_model(&b, &gb_llama_small);
-    gb_array(&b, "llama.attention.head_count", PS_GGUF_I32, heads, 2, 4);
+    mb_model(&b, &mb_llama_small);
+    mb_array(&b, "llama.attention.head_count", PS_GGUF_I32, heads, 2, 4);
     cr_assert_eq(open_built(&b, &g, &m, &e), PS_E_DATA);
     cr_assert_not_null(strstr(e.message, "between"));
     ps_gguf_close(g);
-    gb_free(&b);
+    mb_free(&b);
 }
 
 Test(arch, defaults_of_absent_keys) {
-    gb b;
+    mb b;
     ps_gguf *g;
-    gb_model(&b, &gb_llama_small);
-    gb_drop(&b, "llama.attention.key_length");
-    gb_drop(&b, "llama.attention.value_length");
-    gb_drop(&b, "llama.rope.freq_base");
-    gb_drop(&b, "output.weight");
-    gb_drop(&b, "rope_freqs.weight");
+    mb_model(&b, &mb_llama_small);
+    mb_drop(&b, "llama.attention.key_length");
+    mb_drop(&b, "llama.attention.value_length");
+    mb_drop(&b, "llama.rope.freq_base");
+    mb_drop(&b, "output.weight");
+    mb_drop(&b, "rope_freqs.weight");
     ps_model *m = must_open(&b, &g);
     cr_assert(m->layers[1].head_dim_k == 16 && m->layers[1].head_dim_v == 16 && m->layers[1].rope_dims == 16);
     cr_assert(m->layers[1].rope_base == 10000.0f && m->layers[1].rope_scale == 1.0f);
@@ -520,46 +520,46 @@ Test(arch, defaults_of_absent_keys) {
     drop_all(&b, g, m);
 
     ps_error e = {.status = PS_OK};
-    gb_model(&b, &gb_llama_small);
-    gb_drop(&b, "llama.attention.head_count_kv"); /* as many as heads: K of the file is then too small */
+    mb_model(&b, &mb_llama_small);
+    mb_drop(&b, "llama.attention.head_count_kv"); /* as many as heads: K of the file is then too small */
     cr_assert_eq(open_built(&b, &g, &m, &e), PS_E_DATA);
     cr_assert_str_eq(e.subject, "test.gguf: blk.0.attn_k.weight");
     ps_gguf_close(g);
-    gb_free(&b);
-    gb_model(&b, &gb_llama_small);
-    gb_drop(&b, "llama.attention.value_length");
-    gb_u32(&b, "llama.attention.head_count", 6);
+    mb_free(&b);
+    mb_model(&b, &mb_llama_small);
+    mb_drop(&b, "llama.attention.value_length");
+    mb_u32(&b, "llama.attention.head_count", 6);
     cr_assert_eq(open_built(&b, &g, &m, &e), PS_E_DATA);
     cr_assert_not_null(strstr(e.message, "do not divide"));
     ps_gguf_close(g);
-    gb_free(&b);
+    mb_free(&b);
 }
 
 Test(arch, rope_scaling_and_windows) {
-    gb b;
+    mb b;
     ps_gguf *g;
-    gb_model(&b, &gb_llama_small);
-    gb_f32(&b, "llama.rope.scaling.factor", 4.0f); /* no type: linear */
-    gb_u32(&b, "llama.rope.dimension_count", 8);
-    gb_tensor(&b, "rope_freqs.weight", PS_DTYPE_F32, 4, 0, 0);
-    gb_u32(&b, "llama.attention.sliding_window", 100);
+    mb_model(&b, &mb_llama_small);
+    mb_f32(&b, "llama.rope.scaling.factor", 4.0f); /* no type: linear */
+    mb_u32(&b, "llama.rope.dimension_count", 8);
+    mb_tensor(&b, "rope_freqs.weight", PS_DTYPE_F32, 4, 0, 0);
+    mb_u32(&b, "llama.attention.sliding_window", 100);
     ps_model *m = must_open(&b, &g);
     cr_assert(m->layers[1].rope_scale == 0.25f && m->layers[1].rope_dims == 8 && m->n_rope_factors == 4);
     cr_assert(m->layers[0].window == 100 && m->layers[1].window == 100);
     drop_all(&b, g, m);
 
-    gb_model(&b, &gb_llama_small);
-    gb_str(&b, "llama.rope.scaling.type", "none");
-    gb_f32(&b, "llama.rope.scaling.factor", 4.0f);
+    mb_model(&b, &mb_llama_small);
+    mb_str(&b, "llama.rope.scaling.type", "none");
+    mb_f32(&b, "llama.rope.scaling.factor", 4.0f);
     m = must_open(&b, &g);
     cr_assert_eq(m->layers[1].rope_scale, 1.0f);
     drop_all(&b, g, m);
 
     uint8_t slides[7] = {1, 1, 1, 1, 1, 0, 1};
-    gb_model(&b, &gb_gemma3_small);
-    gb_str(&b, "gemma3.rope.scaling.type", "linear");
-    gb_f32(&b, "gemma3.rope.scaling.factor", 8.0f);
-    gb_array(&b, "gemma3.attention.sliding_window_pattern", PS_GGUF_BOOL, slides, 7, 1);
+    mb_model(&b, &mb_gemma3_small);
+    mb_str(&b, "gemma3.rope.scaling.type", "linear");
+    mb_f32(&b, "gemma3.rope.scaling.factor", 8.0f);
+    mb_array(&b, "gemma3.attention.sliding_window_pattern", PS_GGUF_BOOL, slides, 7, 1);
     m = must_open(&b, &g);
     for (unsigned l = 0; l < 7; l++) {
         const ps_layer *y = &m->layers[l];
@@ -572,16 +572,16 @@ Test(arch, rope_scaling_and_windows) {
 }
 
 Test(arch, gemma3_27b_scales_by_width_over_heads) {
-    gb b;
+    mb b;
     ps_gguf *g;
-    gb_shape s = gb_gemma3_small;
+    mb_shape s = mb_gemma3_small;
     s.n_layers = 62;
-    gb_model(&b, &s);
+    mb_model(&b, &s);
     ps_model *m = must_open(&b, &g);
     cr_assert_eq(m->layers[61].attn_scale, 0.25f); /* 1/sqrt(64/4) */
     drop_all(&b, g, m);
     s.n_layers = 61;
-    gb_model(&b, &s);
+    mb_model(&b, &s);
     m = must_open(&b, &g);
     cr_assert_eq(m->layers[60].attn_scale, (float)(1 / sqrt(32)));
     drop_all(&b, g, m);
@@ -591,46 +591,46 @@ Test(arch, rope_factors_are_finite_and_positive) {
     const float bad[] = {0.0f, -1.0f, NAN, INFINITY};
     for (size_t i = 0; i < 4; i++) {
         float f[8] = {1, 1, 1, 1, 1, 1, 1, bad[i]};
-        gb b;
+        mb b;
         ps_gguf *g;
         ps_model *m;
         ps_error e = {.status = PS_OK};
-        gb_model(&b, &gb_llama_small);
-        gb_data(&b, "rope_freqs.weight", f);
+        mb_model(&b, &mb_llama_small);
+        mb_data(&b, "rope_freqs.weight", f);
         cr_assert_eq(open_built(&b, &g, &m, &e), PS_E_DATA);
         cr_assert_not_null(strstr(e.subject, "rope_freqs.weight"));
         cr_assert_not_null(strstr(e.message, "factor 7"));
         ps_gguf_close(g);
-        gb_free(&b);
+        mb_free(&b);
     }
 }
 
 Test(arch, vocabulary_must_agree) {
-    gb b;
+    mb b;
     ps_gguf *g;
     ps_model *m;
     ps_error e = {.status = PS_OK};
-    gb_model(&b, &gb_llama_small);
-    gb_u32(&b, "llama.vocab_size", 127);
+    mb_model(&b, &mb_llama_small);
+    mb_u32(&b, "llama.vocab_size", 127);
     cr_assert_eq(open_built(&b, &g, &m, &e), PS_E_DATA);
     cr_assert_str_eq(e.message, "128 rows, but llama.vocab_size is 127");
     ps_gguf_close(g);
-    gb_free(&b);
+    mb_free(&b);
 }
 
 Test(arch, survey_collects_all_and_keeps_the_shards) {
-    gb b;
+    mb b;
     ps_gguf *g;
     ps_survey *s;
     ps_error e = {.status = PS_OK};
     uint64_t size;
-    gb_model(&b, &gb_llama_small);
-    gb_u32(&b, "llama.mystery", 1);
-    gb_str(&b, "llama.rope.scaling.type", "yarn");
-    gb_tensor(&b, "blk.0.attn_q.weight", PS_DTYPE_IQ4_NL, 64, 64, 0);
-    gb_tensor(&b, "blk.1.attn_q.weight", PS_DTYPE_IQ4_NL, 64, 64, 0);
-    gb_tensor(&b, "extra.weight", PS_DTYPE_F32, 8, 0, 0);
-    const uint8_t *data = gb_finish(&b, &size);
+    mb_model(&b, &mb_llama_small);
+    mb_u32(&b, "llama.mystery", 1);
+    mb_str(&b, "llama.rope.scaling.type", "yarn");
+    mb_tensor(&b, "blk.0.attn_q.weight", PS_DTYPE_IQ4_NL, 64, 64, 0);
+    mb_tensor(&b, "blk.1.attn_q.weight", PS_DTYPE_IQ4_NL, 64, 64, 0);
+    mb_tensor(&b, "extra.weight", PS_DTYPE_F32, 8, 0, 0);
+    const uint8_t *data = mb_finish(&b, &size);
     cr_assert_eq(ps_gguf_open_memory(data, size, "test.gguf", &g, &e), PS_OK);
     cr_assert_eq(ps_model_survey(g, &s, &e), PS_OK);
     cr_assert(s->arch_known && s->n_refused == 5 && s->n_refusals == 5);
@@ -647,32 +647,32 @@ Test(arch, survey_collects_all_and_keeps_the_shards) {
     cr_assert_eq(s->types[3].bytes, 2 * 64 * 36);
     ps_survey_close(s);
     ps_gguf_close(g);
-    gb_free(&b);
+    mb_free(&b);
 }
 
 Test(arch, survey_of_what_cannot_be_completed) {
-    gb b;
+    mb b;
     ps_gguf *g;
     ps_survey *s;
     ps_error e = {.status = PS_OK};
     uint64_t size;
-    gb_model(&b, &gb_llama_small);
-    gb_drop(&b, "blk.0.attn_k.weight");
-    gb_drop(&b, "blk.1.attn_k.weight");
-    const uint8_t *data = gb_finish(&b, &size);
+    mb_model(&b, &mb_llama_small);
+    mb_drop(&b, "blk.0.attn_k.weight");
+    mb_drop(&b, "blk.1.attn_k.weight");
+    const uint8_t *data = mb_finish(&b, &size);
     cr_assert_eq(ps_gguf_open_memory(data, size, "test.gguf", &g, &e), PS_OK);
     cr_assert_eq(ps_model_survey(g, &s, &e), PS_OK);
     cr_assert(s->n_refused == 2 && s->model == NULL && s->n_types == 3);
     ps_survey_close(s);
     ps_gguf_close(g);
-    gb_free(&b);
+    mb_free(&b);
 
-    gb_shape many = gb_llama_small; /* more refusals than the list holds */
+    mb_shape many = mb_llama_small; /* more refusals than the list holds */
     many.n_layers = 60;
-    gb_model(&b, &many);
-    gb_str(&b, "general.architecture", "no\nsuch");
+    mb_model(&b, &many);
+    mb_str(&b, "general.architecture", "no\nsuch");
     for (unsigned k = 0; k < 2; k++) {
-        data = gb_finish(&b, &size);
+        data = mb_finish(&b, &size);
         cr_assert_eq(ps_gguf_open_memory(data, size, "test.gguf", &g, &e), PS_OK);
         cr_assert_eq(ps_model_survey(g, &s, &e), PS_OK);
         if (k == 0) {
@@ -685,11 +685,11 @@ Test(arch, survey_of_what_cannot_be_completed) {
         }
         ps_survey_close(s);
         ps_gguf_close(g);
-        gb_free(&b);
+        mb_free(&b);
         many.type = PS_DTYPE_IQ4_NL;
-        gb_model(&b, &many);
-        gb_drop(&b, "token_embd.weight");
-        gb_tensor(&b, "token_embd.weight", PS_DTYPE_F16, 64, 128, 0);
+        mb_model(&b, &many);
+        mb_drop(&b, "token_embd.weight");
+        mb_tensor(&b, "token_embd.weight", PS_DTYPE_F16, 64, 128, 0);
     }
-    gb_free(&b);
+    mb_free(&b);
 }

@@ -4,22 +4,22 @@
 #include <math.h>
 #include <unistd.h>
 
-#include "gguf_builder.h"
+#include "../../model_builder.h"
 #include "model/model.h"
 
 typedef struct opened {
-    gb b;
+    mb b;
     ps_gguf *gguf;
     ps_model *model;
 } opened;
 
-static opened open_shape(const gb_shape *shape) {
+static opened open_shape(const mb_shape *shape) {
     opened o = {.gguf = NULL};
     ps_error e = {.status = PS_OK};
     char line[600];
     uint64_t size;
-    gb_model(&o.b, shape);
-    const uint8_t *data = gb_finish(&o.b, &size);
+    mb_model(&o.b, shape);
+    const uint8_t *data = mb_finish(&o.b, &size);
     ps_status st = ps_gguf_open_memory(data, size, "test.gguf", &o.gguf, &e);
     cr_assert_eq(st, PS_OK, "%s", ps_error_format(&e, line, sizeof line));
     st = ps_model_open(o.gguf, &o.model, &e);
@@ -30,7 +30,7 @@ static opened open_shape(const gb_shape *shape) {
 static void close_shape(opened *o) {
     ps_model_close(o->model);
     ps_gguf_close(o->gguf);
-    gb_free(&o->b);
+    mb_free(&o->b);
 }
 
 static const ps_op_desc *find_op(const ps_shard *s, ps_op op, ps_role w) {
@@ -70,7 +70,7 @@ static void check_shards(const ps_model *m, uint64_t embed, uint64_t attn, uint6
  *   head        4*4096 + 128256*3360             = 16384 + 430940160 = 430956544
  *   all         295502080 + 32*122716160 + 430956544 = 4653375744 */
 Test(model, llama_3_8b_by_hand) {
-    opened o = open_shape(&gb_llama3_8b);
+    opened o = open_shape(&mb_llama3_8b);
     const ps_model *m = o.model;
     check_shards(m, 295502080, 23609344, 99106816, 430956544, 4653375744);
     /* 2 * 128256*4096 + 4096 + 64 + 32*(2*4096 + 2*4096*4096 + 2*4096*1024 + 3*4096*14336) */
@@ -94,7 +94,7 @@ Test(model, llama_3_8b_by_hand) {
  *   head        4*2048 + 151936*1680             = 8192 + 255252480 = 255260672
  *   all         175030272 + 48*351421440 + 255260672 = 17298520064 */
 Test(model, qwen3_30b_a3b_by_hand) {
-    opened o = open_shape(&gb_qwen3_30b_a3b);
+    opened o = open_shape(&mb_qwen3_30b_a3b);
     const ps_model *m = o.model;
     check_shards(m, 175030272, 10626048, 340795392, 255260672, 17298520064);
     cr_assert(m->rope_style == PS_ROPE_NEOX && m->moe_norm_topk);
@@ -122,7 +122,7 @@ Test(model, qwen3_30b_a3b_by_hand) {
  *   head        4*640                            = 2560, the tied matrix is in token_embd
  *   all         335544320 + 18*11153408 + 2560   = 536308224 */
 Test(model, gemma_3_270m_by_hand) {
-    opened o = open_shape(&gb_gemma3_270m);
+    opened o = open_shape(&mb_gemma3_270m);
     const ps_model *m = o.model;
     check_shards(m, 335544320, 3283968, 7869440, 2560, 536308224);
     cr_assert(m->tied_output && m->w[PS_ROLE_OUTPUT] == m->w[PS_ROLE_TOKEN_EMBD]);
@@ -145,7 +145,7 @@ Test(model, gemma_3_270m_by_hand) {
 }
 
 Test(model, kv_sizes_at_the_edges) {
-    opened o = open_shape(&gb_gemma3_small);
+    opened o = open_shape(&mb_gemma3_small);
     const ps_model *m = o.model;
     cr_assert_eq(ps_model_kv_rows(m, 0, 100, 1), 17);
     cr_assert_eq(ps_model_kv_rows(m, 0, 17, 1), 17);
@@ -161,7 +161,7 @@ Test(model, kv_sizes_at_the_edges) {
 
 /* gemma3 small: width 64, 4 heads and 1 KV head of 32, feed-forward 96, window 16. */
 Test(model, flops_by_hand) {
-    opened o = open_shape(&gb_gemma3_small);
+    opened o = open_shape(&mb_gemma3_small);
     const ps_model *m = o.model;
     const ps_shard *attn = &m->shards[1], *ffn = &m->shards[2], *full = &m->shards[1 + 2 * 5];
     cr_assert_eq(ps_op_flops(m, 0, find_op(attn, PS_OP_MATMUL, PS_ROLE_ATTN_Q), 3, 3), 3 * 128 * 2 * 64);

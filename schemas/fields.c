@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/checked.h"
@@ -13,7 +12,12 @@
 /* Decode one code point; 0 if malformed (NUL never gets here). */
 static uint32_t decode_utf8(const unsigned char *s, unsigned *out_len) {
     static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-    unsigned len = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
+    unsigned len = s[0] < 0x80   ? 1
+                   : s[0] < 0xc2 ? 0
+                   : s[0] < 0xe0 ? 2
+                   : s[0] < 0xf0 ? 3
+                   : s[0] < 0xf5 ? 4
+                                 : 0;
     if (len == 0)
         return 0;
     uint32_t cp = len == 1 ? s[0] : s[0] & (0x7fu >> len);
@@ -211,7 +215,8 @@ static ps_status check_columns(const ps_yaml_doc *doc, const ps_yaml_node *colum
     const ps_yaml_node *node = columns->first;
     for (uint32_t i = 0; i < fields->n; i++, node = node->next) {
         if (node == NULL)
-            return ps_yaml_error(doc, columns, PS_E_DATA, err, "column \"%s\" is missing", fields->rows[i].name);
+            return ps_yaml_error(doc, columns, PS_E_DATA, err, "column \"%s\" is missing",
+                                 fields->rows[i].name);
         if (node->kind != PS_YAML_SCALAR || strcmp(node->text, fields->rows[i].name) != 0)
             return ps_yaml_error(doc, node, PS_E_DATA, err, "column %u must be \"%s\"", i + 1,
                                  fields->rows[i].name);
@@ -221,13 +226,11 @@ static ps_status check_columns(const ps_yaml_doc *doc, const ps_yaml_node *colum
     return PS_OK;
 }
 
-ps_status ps_fields_read_table(const ps_yaml_doc *doc, const ps_yaml_node *map, const ps_fields *fields,
-                               size_t record_bytes, void **out, uint32_t *out_n, ps_error *err) {
+ps_status ps_fields_open_table(const ps_yaml_doc *doc, const ps_yaml_node *map, const ps_fields *fields,
+                               const ps_yaml_node **out_rows, ps_error *err) {
     static const char *const keys[] = {"columns", "rows", NULL};
     static const ps_fields none = {0, NULL};
-    const ps_yaml_node *columns, *rows;
-    *out = NULL;
-    *out_n = 0;
+    const ps_yaml_node *columns, *rows = NULL;
     ps_status status = ps_fields_check_keys(doc, map, &none, keys, err);
     if (status == PS_OK)
         status = ps_yaml_need(doc, map, "columns", PS_YAML_SEQ, &columns, err);
@@ -237,24 +240,22 @@ ps_status ps_fields_read_table(const ps_yaml_doc *doc, const ps_yaml_node *map, 
         status = ps_yaml_need(doc, map, "rows", PS_YAML_SEQ, &rows, err);
     if (status != PS_OK)
         return status;
-    /* A row that is not refused has a value per field, so the array is within a constant of the text. Rows
-     * are counted before memory is taken for them. */
     for (const ps_yaml_node *r = rows->first; r != NULL; r = r->next)
         if (r->kind != PS_YAML_SEQ || r->n != fields->n)
             return ps_yaml_error(doc, r, PS_E_DATA, err, "must be a sequence of %u values", fields->n);
-    char *records = calloc(rows->n == 0 ? 1 : rows->n, record_bytes);
-    if (records == NULL)
-        return ps_yaml_error(doc, rows, PS_E_NOMEM, err, "no memory for %u rows", rows->n);
-    uint32_t i = 0;
-    for (const ps_yaml_node *r = rows->first; status == PS_OK && r != NULL; r = r->next, i++)
-        status = ps_fields_read_row(doc, r, fields, records + i * record_bytes, err);
-    if (status != PS_OK) {
-        free(records);
-        return status;
-    }
-    *out = records;
-    *out_n = rows->n;
+    *out_rows = rows;
     return PS_OK;
+}
+
+ps_status ps_fields_read_rows(const ps_yaml_doc *doc, const ps_yaml_node *rows, const ps_fields *fields,
+                              void *records, size_t record_bytes, ps_error *err) {
+    ps_status status = PS_OK;
+    char *record = records;
+    for (const ps_yaml_node *r = rows->first; status == PS_OK && r != NULL; r = r->next) {
+        status = ps_fields_read_row(doc, r, fields, record, err);
+        record += record_bytes;
+    }
+    return status;
 }
 
 static void write_value(ps_text *t, const ps_field *f, const void *record) {
@@ -446,7 +447,8 @@ ps_status ps_fields_get(const uint8_t *src, uint64_t offset, const char *label, 
         const ps_field *f = &fields->rows[i];
         const char *wrong = get_value(src, f, (char *)record + f->offset);
         if (wrong != NULL)
-            return ps_error_at(err, PS_E_DATA, label, offset + (uint64_t)(src - start), "%s %s", f->name, wrong);
+            return ps_error_at(err, PS_E_DATA, label, offset + (uint64_t)(src - start), "%s %s", f->name,
+                               wrong);
         src += binary_bytes_of(f);
     }
     return PS_OK;

@@ -27,11 +27,11 @@ uint32_t ps_names_find(const ps_names *names, const char *text);
 
 /* X(NAME, bytes in the binary plan; 0: the field's own size) */
 #define PS_FIELD_LIST(X)                                                                                     \
-    X(U16, 2) X(U32, 4) X(U64, 8) X(F64, 8)                                                                  \
-    X(BOOL, 4)  /* 0 or 1 */                                                                                 \
-    X(ENUM, 4)  /* spelt by name in YAML */                                                                  \
-    X(CHARS, 0) /* char[size], NUL-padded */                                                                 \
-    X(HASH, 16) /* 32 hex digits in YAML */
+    X(U16, 2)                                                                                                \
+    X(U32, 4) X(U64, 8) X(F64, 8) X(BOOL, 4) /* 0 or 1 */                                                    \
+        X(ENUM, 4)                           /* spelt by name in YAML */                                     \
+        X(CHARS, 0)                          /* char[size], NUL-padded */                                    \
+        X(HASH, 16)                          /* 32 hex digits in YAML */
 typedef enum ps_field_type {
 #define PS_FIELD_ENUM_ROW(name, bytes) PS_FIELD_##name,
     PS_FIELD_LIST(PS_FIELD_ENUM_ROW)
@@ -64,10 +64,13 @@ ps_status ps_fields_read_map(const ps_yaml_doc *doc, const ps_yaml_node *map, co
 /* Fill a record from a sequence with one element per field. */
 ps_status ps_fields_read_row(const ps_yaml_doc *doc, const ps_yaml_node *seq, const ps_fields *fields,
                              void *record, ps_error *err);
-/* Read {columns: [names], rows: [[...], ...]} into an array from malloc; the columns must be the fields, in
- * order. min_row_bytes of text per row bound the memory. */
-ps_status ps_fields_read_table(const ps_yaml_doc *doc, const ps_yaml_node *map, const ps_fields *fields,
-                               size_t record_bytes, void **out, uint32_t *out_n, ps_error *err);
+/* A table {columns: [names], rows: [[...], ...]}: the columns must be the fields, in order, and every row
+ * must have a value for each, so that an array of out_rows->n records is within a constant of the text. */
+ps_status ps_fields_open_table(const ps_yaml_doc *doc, const ps_yaml_node *map, const ps_fields *fields,
+                               const ps_yaml_node **out_rows, ps_error *err);
+/* Fill the array that the caller made for the rows. */
+ps_status ps_fields_read_rows(const ps_yaml_doc *doc, const ps_yaml_node *rows, const ps_fields *fields,
+                              void *records, size_t record_bytes, ps_error *err);
 /* Refuse keys that are neither fields nor in `others`. */
 ps_status ps_fields_check_keys(const ps_yaml_doc *doc, const ps_yaml_node *map, const ps_fields *fields,
                                const char *const *others, ps_error *err);

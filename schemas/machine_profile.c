@@ -88,8 +88,8 @@ static const table_row tables[] = {
 };
 enum { N_TABLES = sizeof tables / sizeof tables[0] };
 
-static const char *const other_keys[] = {
-    "pinstripe-profile", "topology", "dram", "barrier_s", "pool_start_s", "kernels", "points", "note", NULL};
+static const char *const other_keys[] = {"pinstripe-profile", "topology", "dram", "barrier_s", "pool_start_s",
+                                         "kernels",           "points",   "note", NULL};
 
 static ps_status read_note(const ps_yaml_doc *doc, const ps_yaml_node *root, ps_profile *p, ps_error *err) {
     const ps_yaml_node *node = ps_yaml_find(root, "note");
@@ -100,6 +100,23 @@ static ps_status read_note(const ps_yaml_doc *doc, const ps_yaml_node *root, ps_
         return status;
     p->note = strdup(node->text);
     return p->note != NULL ? PS_OK : ps_yaml_error(doc, node, PS_E_NOMEM, err, "no memory");
+}
+
+static ps_status read_table(const ps_yaml_doc *doc, const ps_yaml_node *root, const table_row *t,
+                            ps_profile *p, ps_error *err) {
+    const ps_yaml_node *node, *rows;
+    ps_status status = ps_yaml_need(doc, root, t->key, PS_YAML_MAP, &node, err);
+    if (status == PS_OK)
+        status = ps_fields_open_table(doc, node, t->fields, &rows, err);
+    if (status != PS_OK)
+        return status;
+    void *array = calloc(rows->n == 0 ? 1 : rows->n, t->record_bytes);
+    if (array == NULL)
+        return ps_yaml_error(doc, rows, PS_E_NOMEM, err, "no memory for %u rows", rows->n);
+    /* The profile owns the array from here on, filled or not. */
+    memcpy((char *)p + t->array_offset, &array, sizeof array);
+    memcpy((char *)p + t->count_offset, &rows->n, sizeof rows->n);
+    return ps_fields_read_rows(doc, rows, t->fields, array, t->record_bytes, err);
 }
 
 static ps_status read_root(const ps_yaml_doc *doc, ps_profile *p, ps_error *err) {
@@ -126,15 +143,8 @@ static ps_status read_root(const ps_yaml_doc *doc, ps_profile *p, ps_error *err)
         status = ps_yaml_need(doc, root, "pool_start_s", PS_YAML_MAP, &node, err);
     if (status == PS_OK)
         status = ps_fields_read_map(doc, node, &stat_fields, NULL, &p->pool_start_s, err);
-    for (uint32_t i = 0; status == PS_OK && i < N_TABLES; i++) {
-        const table_row *t = &tables[i];
-        void *array = NULL;
-        status = ps_yaml_need(doc, root, t->key, PS_YAML_MAP, &node, err);
-        if (status == PS_OK)
-            status = ps_fields_read_table(doc, node, t->fields, t->record_bytes, &array,
-                                          (uint32_t *)(void *)((char *)p + t->count_offset), err);
-        memcpy((char *)p + t->array_offset, &array, sizeof array);
-    }
+    for (uint32_t i = 0; status == PS_OK && i < N_TABLES; i++)
+        status = read_table(doc, root, &tables[i], p, err);
     return status == PS_OK ? read_note(doc, root, p, err) : status;
 }
 
@@ -254,8 +264,8 @@ static ps_status check_points(const ps_profile *p, ps_error *err) {
 
 ps_status ps_profile_validate(const ps_profile *p, ps_error *err) {
     if (p->version != PS_PROFILE_VERSION)
-        return ps_error_set(err, PS_E_UNSUPPORTED, "pinstripe-profile", "profile version %u, not %d", p->version,
-                            PS_PROFILE_VERSION);
+        return ps_error_set(err, PS_E_UNSUPPORTED, "pinstripe-profile", "profile version %u, not %d",
+                            p->version, PS_PROFILE_VERSION);
     ps_status status = ps_fields_validate(&head_fields, p, err);
     if (status == PS_OK)
         status = check_topology(&p->topology, err);
@@ -286,8 +296,9 @@ ps_status ps_profile_format(const ps_profile *profile, char **out_text, uint64_t
     if (status != PS_OK)
         return status;
     ps_text *t = ps_text_new();
-    ps_text_printf(t, "# Pinstripe machine profile; SI units; docs/profile-format.md describes it.\n"
-                      "pinstripe-profile: %u\n",
+    ps_text_printf(t,
+                   "# Pinstripe machine profile; SI units; docs/profile-format.md describes it.\n"
+                   "pinstripe-profile: %u\n",
                    profile->version);
     ps_fields_write_lines(t, 0, &head_fields, profile);
     if (profile->note != NULL) {

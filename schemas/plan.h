@@ -24,6 +24,10 @@ enum {
     PS_PLAN_VERSION = 0, /* of document and instruction set */
     PS_PLAN_MAX_BYTES = 64 << 20,
     PS_TILE_TOKENS = 2048,
+    PS_PLAN_MAX_TOKENS = 65536,   /* of a tier */
+    PS_PLAN_MAX_BUFFERS = 1024,   /* of a program */
+    PS_PLAN_MAX_STREAM = 1 << 24, /* instructions of a step, loops and tiles expanded */
+    PS_ARENA_ALIGN = 64,          /* of every offset into an arena */
     PS_MAX_WAITS = 6,
     PS_NO_BUFFER = 0xffff,
 };
@@ -176,7 +180,7 @@ typedef struct ps_plan {
     ps_program *programs;
     uint32_t n_levels;
     ps_level *levels; /* ascending budget, bucket, sequences, threads */
-    void *arena;      /* owner of everything above */
+    void *arena;      /* ps_arena that everything above comes from, the ps_plan itself too */
 } ps_plan;
 
 /* Read YAML or binary (told apart by the first bytes), into private memory, structure checked: indices in
@@ -184,9 +188,13 @@ typedef struct ps_plan {
  * times the file. Errors carry file, line and column or offset: PS_E_DATA, PS_E_UNSUPPORTED, ... */
 ps_status ps_plan_read(const char *path, ps_plan **out, ps_error *err);
 ps_status ps_plan_parse(const void *data, uint64_t size, const char *label, ps_plan **out, ps_error *err);
+/* Structure alone, as both readers and both writers check it. Names what is wrong, without a file: PS_E_DATA,
+ * PS_E_UNSUPPORTED (version), PS_E_NOMEM. */
+ps_status ps_plan_validate(const ps_plan *plan, ps_error *err);
 /* Text or bytes from malloc. The same plan gives the same bytes; YAML -> binary -> YAML is the identity. */
 ps_status ps_plan_to_yaml(const ps_plan *plan, char **out, uint64_t *out_size, ps_error *err);
 ps_status ps_plan_to_binary(const ps_plan *plan, uint8_t **out, uint64_t *out_size, ps_error *err);
+/* Frees plan->arena. NULL is allowed. */
 void ps_plan_free(ps_plan *plan);
 
 /* Prove one level safe for `model`: every shard's operations executed once, in data-flow order, as the

@@ -42,8 +42,8 @@ const ps_yaml_node *ps_yaml_root(const ps_yaml_doc *doc);
 __attribute__((format(printf, 5, 6)))
 #endif
 ps_status
-ps_yaml_error(const ps_yaml_doc *doc, const ps_yaml_node *node, ps_status status, ps_error *err, const char *fmt,
-              ...);
+ps_yaml_error(const ps_yaml_doc *doc, const ps_yaml_node *node, ps_status status, ps_error *err,
+              const char *fmt, ...);
 
 /* Value of a key, or NULL. `map` must be a mapping. */
 const ps_yaml_node *ps_yaml_find(const ps_yaml_node *map, const char *key);

@@ -1,0 +1,241 @@
+/* Structure of a plan: what both readers and both writers insist on, and what the checker may rely on. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/checked.h"
+#include "schemas/plan_fields.h"
+
+static ps_status prefixed(ps_status status, ps_error *err, const char *kind, uint32_t i) {
+    char prefix[48];
+    if (status != PS_OK) {
+        snprintf(prefix, sizeof prefix, "%s %u", kind, i);
+        ps_error_prefix(err, prefix);
+    }
+    return status;
+}
+
+ps_status ps_plan_validate_head(const ps_plan *plan, ps_error *err) {
+    if (plan->version != PS_PLAN_VERSION)
+        return ps_error_set(err, PS_E_UNSUPPORTED, "pinstripe-plan",
+                            "plan version %u, this program knows version %d", plan->version, PS_PLAN_VERSION);
+    ps_status status = ps_fields_validate(&ps_plan_head_fields, plan, err);
+    if (status != PS_OK)
+        return status;
+    if (plan->n_layers == 0 || plan->n_shards == 0 || plan->n_programs == 0 || plan->n_levels == 0)
+        return ps_error_set(err, PS_E_DATA, "plan", "layers, shards, programs and levels must not be empty");
+    for (uint32_t i = 0; i < plan->n_shards; i++) {
+        const ps_plan_shard *s = &plan->shards[i];
+        status = ps_fields_validate(&ps_plan_shard_fields, s, err);
+        if (status == PS_OK && s->layer >= plan->n_layers)
+            status = ps_error_set(err, PS_E_DATA, "layer", "%u of %u", s->layer, plan->n_layers);
+        if (status != PS_OK)
+            return prefixed(status, err, "shard", i);
+    }
+    return ps_kernel_specs_validate(plan->kernels, plan->n_kernels, err);
+}
+
+static ps_status check_buffer(const ps_plan_buffer *b, ps_error *err) {
+    ps_status status = ps_fields_validate(&ps_plan_buffer_fields, b, err);
+    if (status != PS_OK)
+        return status;
+    if (b->value == PS_VALUE_NONE || b->fmt == PS_FMT_NONE)
+        return ps_error_set(err, PS_E_DATA, "value", "a buffer needs a value and a format");
+    if (b->cols == 0)
+        return ps_error_set(err, PS_E_DATA, "cols", "must not be zero");
+    if (b->fmt == PS_FMT_Q8 && b->cols % PS_Q8_GROUP != 0)
+        return ps_error_set(err, PS_E_DATA, "cols", "must be a multiple of %d in q8", PS_Q8_GROUP);
+    return PS_OK;
+}
+
+static ps_status check_waits(const ps_instr *in, ps_error *err) {
+    if (in->n_waits > PS_MAX_WAITS)
+        return ps_error_set(err, PS_E_DATA, "wait", "%u waits, at most %d", in->n_waits, PS_MAX_WAITS);
+    for (uint32_t i = 0; i < PS_MAX_WAITS; i++) {
+        if (i >= in->n_waits && in->wait[i] != 0)
+            return ps_error_set(err, PS_E_DATA, "wait", "entries behind the last must be zero");
+        if (i < in->n_waits && in->wait[i] <= (i == 0 ? 0 : in->wait[i - 1]))
+            return ps_error_set(err, PS_E_DATA, "wait", "distances must ascend from 1");
+    }
+    return PS_OK;
+}
+
+static ps_status check_buffer_index(uint16_t b, bool allowed, uint32_t n_buffers, const char *what,
+                                    ps_error *err) {
+    if (b == PS_NO_BUFFER)
+        return PS_OK;
+    if (!allowed)
+        return ps_error_set(err, PS_E_DATA, what, "the operation has no such operand");
+    if (b >= n_buffers)
+        return ps_error_set(err, PS_E_DATA, what, "buffer %u of %u", b, n_buffers);
+    return PS_OK;
+}
+
+static ps_status check_instr(const ps_plan *plan, const ps_program *program, const ps_instr *in,
+                             ps_error *err) {
+    ps_status status = ps_fields_validate(&ps_plan_instr_fields, in, err);
+    if (status != PS_OK)
+        return status;
+    const ps_op_info *op = ps_op_get(in->op);
+    if ((in->op == PS_OP_COPY) != (in->kernel == 0))
+        return ps_error_set(err, PS_E_DATA, "kernel", "every operation but copy has a kernel");
+    if (in->kernel != 0 && ps_kernel_specs_find(plan->kernels, plan->n_kernels, in->kernel) == NULL)
+        return ps_error_set(err, PS_E_DATA, "kernel", "%u is not in the plan's list", in->kernel);
+    for (uint32_t i = 0; i < PS_OP_MAX_WEIGHTS; i++)
+        if (i >= op->n_weights && in->w[i] != PS_ROLE_NONE)
+            return ps_error_set(err, PS_E_DATA, "w", "%s takes at most %u weights", op->name, op->n_weights);
+    for (uint32_t i = 0; status == PS_OK && i < PS_OP_MAX_SRC; i++)
+        status = check_buffer_index(in->src[i], i < op->n_src, program->n_buffers, "src", err);
+    if (status == PS_OK)
+        status = check_buffer_index(in->dst, op->n_dst != 0, program->n_buffers, "dst", err);
+    if (status == PS_OK && op->n_dst != 0 && in->dst == PS_NO_BUFFER)
+        status = ps_error_set(err, PS_E_DATA, "dst", "%s needs a destination", op->name);
+    uint64_t end;
+    if (status == PS_OK && ((in->n_rows == 0 && in->row0 != 0) || !ps_add_u64(in->row0, in->n_rows, &end)))
+        status = ps_error_set(err, PS_E_DATA, "rows", "not a range");
+    return status == PS_OK ? check_waits(in, err) : status;
+}
+
+static ps_status check_block(const ps_plan *plan, const ps_program *program, const ps_block *b,
+                             uint32_t instr0, ps_error *err) {
+    ps_status status = ps_fields_validate(&ps_plan_block_fields, b, err);
+    if (status != PS_OK)
+        return status;
+    if (b->instr0 != instr0 || b->n_instrs == 0 || b->n_instrs > program->n_instrs - instr0)
+        return ps_error_set(err, PS_E_DATA, "instrs",
+                            "blocks must hold the instructions one after the other");
+    if (b->loop == PS_LOOP_ONCE && (b->layer0 != 0 || b->n_layers != 1))
+        return ps_error_set(err, PS_E_DATA, "layers", "a block that runs once has none");
+    if (b->n_layers == 0 || !ps_range_ok(b->layer0, b->n_layers, plan->n_layers))
+        return ps_error_set(err, PS_E_DATA, "layers", "%u from %u on, the model has %u", b->n_layers,
+                            b->layer0, plan->n_layers);
+    return PS_OK;
+}
+
+ps_status ps_plan_validate_program(const ps_plan *plan, const ps_program *program, ps_error *err) {
+    ps_status status = PS_OK;
+    if (program->n_buffers > PS_PLAN_MAX_BUFFERS)
+        return ps_error_set(err, PS_E_DATA, "buffers", "%u, at most %d", program->n_buffers,
+                            PS_PLAN_MAX_BUFFERS);
+    for (uint32_t i = 0; i < program->n_buffers; i++)
+        if ((status = check_buffer(&program->buffers[i], err)) != PS_OK)
+            return prefixed(status, err, "buffer", i);
+    for (uint32_t i = 0; i < program->n_instrs; i++)
+        if ((status = check_instr(plan, program, &program->instrs[i], err)) != PS_OK)
+            return prefixed(status, err, "instruction", i);
+    uint32_t instr0 = 0;
+    for (uint32_t i = 0; i < program->n_blocks; i++) {
+        if ((status = check_block(plan, program, &program->blocks[i], instr0, err)) != PS_OK)
+            return prefixed(status, err, "block", i);
+        instr0 += program->blocks[i].n_instrs;
+    }
+    if (instr0 != program->n_instrs || instr0 == 0)
+        return ps_error_set(err, PS_E_DATA, "blocks", "%u of %u instructions are in blocks", instr0,
+                            program->n_instrs);
+    if (ps_program_length(program, PS_PLAN_MAX_TOKENS / PS_TILE_TOKENS) > PS_PLAN_MAX_STREAM)
+        return ps_error_set(err, PS_E_DATA, "blocks", "more than %d instructions in a step",
+                            PS_PLAN_MAX_STREAM);
+    return PS_OK;
+}
+
+static ps_status check_times(const double *times, uint32_t n, const char *what, ps_error *err) {
+    for (uint32_t i = 0; i < n; i++)
+        if (!isfinite(times[i]) || times[i] < 0)
+            return ps_error_set(err, PS_E_DATA, what, "times must be finite and not negative");
+    return PS_OK;
+}
+
+static ps_status check_predictions(const ps_tier *tier, const ps_program *program, ps_error *err) {
+    for (uint32_t i = 0; i < program->n_instrs; i++) {
+        const ps_prediction *p = &tier->predicted[i];
+        const double times[] = {p->start_empty_s, p->end_empty_s, p->start_full_s, p->end_full_s};
+        ps_status status = check_times(times, 4, "predicted", err);
+        if (status == PS_OK && (p->end_empty_s < p->start_empty_s || p->end_full_s < p->start_full_s))
+            status = ps_error_set(err, PS_E_DATA, "predicted", "an instruction ends before it starts");
+        if (status != PS_OK)
+            return prefixed(status, err, "instruction", i);
+    }
+    return PS_OK;
+}
+
+static ps_status check_tier(const ps_plan *plan, const ps_tier *tier, ps_error *err) {
+    ps_status status = ps_fields_validate(&ps_plan_tier_fields, tier, err);
+    if (status != PS_OK)
+        return status;
+    if (tier->max_tokens == 0 || tier->max_tokens > PS_PLAN_MAX_TOKENS)
+        return ps_error_set(err, PS_E_DATA, "max_tokens", "must be from 1 to %d, is %u", PS_PLAN_MAX_TOKENS,
+                            tier->max_tokens);
+    if (tier->program >= plan->n_programs)
+        return ps_error_set(err, PS_E_DATA, "program", "%u of %u", tier->program, plan->n_programs);
+    if (tier->max_outputs == 0 || tier->max_outputs > tier->max_tokens)
+        return ps_error_set(err, PS_E_DATA, "max_outputs", "must be from 1 to max_tokens, is %u",
+                            tier->max_outputs);
+    const ps_program *program = &plan->programs[tier->program];
+    for (uint32_t i = 0; i < program->n_buffers; i++)
+        if (tier->buffer_offset[i] % PS_ARENA_ALIGN != 0)
+            return ps_error_set(err, PS_E_DATA, "buffer_offset", "offset of buffer %u is no multiple of %d",
+                                i, PS_ARENA_ALIGN);
+    if (tier->scratch_offset % PS_ARENA_ALIGN != 0)
+        return ps_error_set(err, PS_E_DATA, "scratch_offset", "no multiple of %d", PS_ARENA_ALIGN);
+    const double times[] = {tier->step_empty_s, tier->step_full_s, tier->raw_bound_s,
+                            tier->reachable_bound_s};
+    status = check_times(times, 4, "step times", err);
+    if (status == PS_OK)
+        status = check_times(tier->block_period_empty_s, program->n_blocks, "block_period_empty_s", err);
+    if (status == PS_OK)
+        status = check_times(tier->block_period_full_s, program->n_blocks, "block_period_full_s", err);
+    return status == PS_OK ? check_predictions(tier, program, err) : status;
+}
+
+ps_status ps_plan_validate_level(const ps_plan *plan, const ps_level *level, ps_error *err) {
+    ps_status status = ps_fields_validate(&ps_plan_level_fields, level, err);
+    if (status != PS_OK)
+        return status;
+    if (level->bucket_tokens == 0 || level->n_seqs == 0 || level->n_threads == 0 || level->n_tiers == 0)
+        return ps_error_set(err, PS_E_DATA, "level", "bucket, sequences, threads and tiers must not be zero");
+    for (uint32_t i = 0; i < plan->n_shards; i++)
+        if ((unsigned)level->placement[i] >= PS_PLACE_COUNT)
+            return ps_error_set(err, PS_E_DATA, "placement", "unknown placement of shard %u", i);
+    for (uint32_t i = 0; i < plan->n_layers; i++) {
+        status = ps_fields_validate(&ps_plan_kv_fields, &level->kv[i], err);
+        if (status == PS_OK && level->kv[i].offset % PS_ARENA_ALIGN != 0)
+            status = ps_error_set(err, PS_E_DATA, "offset", "no multiple of %d", PS_ARENA_ALIGN);
+        if (status != PS_OK)
+            return prefixed(status, err, "kv of layer", i);
+    }
+    for (uint32_t i = 0; i < level->n_tiers; i++) {
+        status = check_tier(plan, &level->tiers[i], err);
+        if (status == PS_OK && i != 0 && level->tiers[i].max_tokens <= level->tiers[i - 1].max_tokens)
+            status = ps_error_set(err, PS_E_DATA, "max_tokens", "tiers must ascend");
+        if (status != PS_OK)
+            return prefixed(status, err, "tier", i);
+    }
+    return PS_OK;
+}
+
+static int compare_u64(uint64_t a, uint64_t b) {
+    return a < b ? -1 : a > b;
+}
+
+static int compare_levels(const ps_level *a, const ps_level *b) {
+    int c = compare_u64(a->budget_bytes, b->budget_bytes);
+    if (c == 0)
+        c = compare_u64(a->bucket_tokens, b->bucket_tokens);
+    if (c == 0)
+        c = compare_u64(a->n_seqs, b->n_seqs);
+    return c != 0 ? c : compare_u64(a->n_threads, b->n_threads);
+}
+
+ps_status ps_plan_validate(const ps_plan *plan, ps_error *err) {
+    ps_status status = ps_plan_validate_head(plan, err);
+    for (uint32_t i = 0; status == PS_OK && i < plan->n_programs; i++)
+        status = prefixed(ps_plan_validate_program(plan, &plan->programs[i], err), err, "program", i);
+    for (uint32_t i = 0; status == PS_OK && i < plan->n_levels; i++) {
+        status = ps_plan_validate_level(plan, &plan->levels[i], err);
+        if (status == PS_OK && i != 0 && compare_levels(&plan->levels[i - 1], &plan->levels[i]) >= 0)
+            status = ps_error_set(err, PS_E_DATA, "budget_bytes",
+                                  "levels must ascend by budget, bucket, sequences, threads");
+        status = prefixed(status, err, "level", i);
+    }
+    return status;
+}

@@ -1,0 +1,238 @@
+/* The grids: for any machine and model, quick or default; grid_model.c has the one for a single model. */
+#include "profile/grid.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "profile/grid_internal.h"
+
+/* Time grows with the work beyond this, so larger points teach little for what they cost. */
+static const double most_flops = 20e9, most_flops_quick = 10e9;
+
+void ps_grid_add(ps_grid *g, ps_task task) {
+    if (g->failed)
+        return;
+    if (g->n == g->room) {
+        const uint32_t room = g->room ? g->room * 2 : 256;
+        ps_task *tasks = realloc(g->tasks, room * sizeof *tasks);
+        if (!tasks) {
+            g->failed = true;
+            return;
+        }
+        g->tasks = tasks;
+        g->room = room;
+    }
+    g->tasks[g->n++] = task;
+}
+
+void ps_grid_point(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p) {
+    double bytes, flops;
+    p.kernel = k->id;
+    ps_point_work(k, &p, &bytes, &flops);
+    if (flops > (g->config->quick ? most_flops_quick : most_flops))
+        return;
+    ps_grid_add(g, (ps_task){.measure = PS_MEASURE_KERNEL,
+                             .point = p,
+                             .cost_s = 1e-6 + bytes / 8e9 + flops / (30e9 * p.n_threads)});
+}
+
+uint32_t ps_grid_threads(uint32_t most, bool few, uint32_t *out) {
+    uint32_t n = 0;
+    for (uint32_t t = 1; t < most; t *= 2)
+        if (!few || t == 1 || t * 2 >= most)
+            out[n++] = t;
+    out[n++] = most;
+    return n;
+}
+
+uint32_t ps_grid_beside_threads(uint32_t most) {
+    uint32_t t = 1;
+    while (t * 2 <= most / 2)
+        t *= 2;
+    return t;
+}
+
+/* Token counts of a kernel: those of `all` in the range it is meant for; quick: its least, its most up to 512 and a
+ * middle one where they are far apart. Returns how many; out holds PS_GRID_TOKENS. */
+static uint32_t tokens_of(const ps_kernel_spec *k, bool quick, uint32_t *out) {
+    static const uint32_t all[] = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048};
+    const uint32_t lo = k->min_tokens ? k->min_tokens : 1;
+    uint32_t n = 0;
+    if (quick) {
+        const uint32_t hi = k->max_tokens < 512 ? k->max_tokens : 512;
+        out[n++] = lo;
+        uint32_t mid = lo;
+        while ((uint64_t)mid * mid < (uint64_t)lo * hi)
+            mid *= 2;
+        if (hi >= lo * 16)
+            out[n++] = mid;
+        if (hi > lo)
+            out[n++] = hi;
+        return n;
+    }
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (all[i] >= lo && all[i] <= k->max_tokens)
+            out[n++] = all[i];
+    if (n == 0 || out[0] != lo) {
+        memmove(out + 1, out, n * sizeof *out);
+        out[0] = lo;
+        n++;
+    }
+    return n;
+}
+
+typedef struct shape {
+    uint64_t rows, cols;
+    uint32_t heads_kv;
+    uint64_t kv_len; /* attention: 0, it has its own list */
+} shape;
+
+/* Shapes per operation: `quick` of them are in the quick grid, the first one also serves thread scaling. */
+static const shape matmul_shapes[] = {
+    {2048, 2048, 0, 0}, {512, 512, 0, 0},   {4096, 512, 0, 0},   {512, 2048, 0, 0},
+    {256, 512, 0, 0},   {256, 2048, 0, 0},  {256, 8192, 0, 0},   {2048, 512, 0, 0},
+    {2048, 8192, 0, 0}, {16384, 512, 0, 0}, {16384, 2048, 0, 0}, {16384, 8192, 0, 0},
+};
+static const shape attention_shapes[] = {
+    {32, 128, 8, 0}, {8, 64, 2, 0},  {32, 64, 8, 0},  {8, 128, 2, 0}, {8, 64, 8, 0},
+    {8, 128, 8, 0},  {8, 256, 2, 0}, {32, 256, 8, 0}, {8, 256, 8, 0},
+};
+static const shape moe_shapes[] = {{768, 2048, 32, 4}, {512, 1024, 8, 2}, {512, 2048, 64, 8}};
+static const shape route_shapes[] = {{0, 128, 128, 8}, {0, 8, 8, 2}, {0, 32, 32, 4}};
+static const shape row_shapes[] = {{0, 4096, 0, 0}, {0, 512, 0, 0}, {0, 2048, 0, 0}};
+static const shape glu_shapes[] = {{0, 8192, 0, 0}, {0, 1536, 0, 0}};
+static const shape vocab_shapes[] = {{0, 49152, 0, 0}, {0, 151936, 0, 0}};
+
+#define SHAPES(list, n_quick) list, sizeof list / sizeof list[0], n_quick
+static const struct {
+    ps_op op;
+    const shape *shapes;
+    uint32_t n, n_quick;
+    uint32_t most_tokens; /* 0: any */
+} op_shapes[] = {
+    {PS_OP_EMBED, SHAPES(row_shapes, 2), 0},       {PS_OP_RMSNORM, SHAPES(row_shapes, 2), 0},
+    {PS_OP_MATMUL, SHAPES(matmul_shapes, 4), 0},   {PS_OP_ROPE, SHAPES(row_shapes, 2), 0},
+    {PS_OP_KV_STORE, SHAPES(row_shapes, 2), 0},    {PS_OP_ATTENTION, SHAPES(attention_shapes, 4), 0},
+    {PS_OP_GLU, SHAPES(glu_shapes, 2), 0},         {PS_OP_ADD, SHAPES(row_shapes, 2), 0},
+    {PS_OP_CONVERT, SHAPES(row_shapes, 2), 0},     {PS_OP_GATHER, SHAPES(row_shapes, 2), 8},
+    {PS_OP_MOE_ROUTE, SHAPES(route_shapes, 1), 0}, {PS_OP_MOE_DISPATCH, SHAPES(moe_shapes, 2), 0},
+    {PS_OP_SAMPLE, SHAPES(vocab_shapes, 2), 8},
+};
+
+/* KV lengths after the step that attention is measured at for steps of n_tokens. */
+static uint32_t kv_lens(uint32_t n_tokens, bool quick, uint64_t *out) {
+    const uint64_t least = n_tokens < 128 ? 128 : n_tokens;
+    const uint64_t list[] = {least, 2048, 8192};
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < (quick ? 2u : 3u); i++)
+        if (i == 0 || list[i] > least)
+            out[n++] = list[i];
+    return n;
+}
+
+static void add_shape(ps_grid *g, const ps_kernel_spec *k, const shape *s, uint32_t tokens, uint32_t threads,
+                      ps_beside beside) {
+    ps_profile_point p = {.rows = s->rows,
+                          .cols = s->cols,
+                          .heads_kv = s->heads_kv,
+                          .kv_len = s->kv_len,
+                          .n_tokens = tokens,
+                          .n_threads = threads,
+                          .beside = beside};
+    if (k->op != PS_OP_ATTENTION) {
+        ps_grid_point(g, k, p);
+        return;
+    }
+    uint64_t kv[3];
+    const uint32_t n = kv_lens(tokens, g->config->quick, kv);
+    for (uint32_t i = 0; i < n; i++) {
+        p.kv_len = kv[i];
+        ps_grid_point(g, k, p);
+    }
+}
+
+static void add_kernel(ps_grid *g, const ps_kernel_spec *k) {
+    const ps_grid_config *c = g->config;
+    for (size_t o = 0; o < sizeof op_shapes / sizeof op_shapes[0]; o++) {
+        if (op_shapes[o].op != k->op)
+            continue;
+        uint32_t tokens[PS_GRID_TOKENS], threads[PS_GRID_THREADS];
+        const uint32_t n_tokens = tokens_of(k, c->quick, tokens);
+        const uint32_t n_threads = ps_grid_threads(c->n_threads, c->quick, threads);
+        const uint32_t n = c->quick ? op_shapes[o].n_quick : op_shapes[o].n;
+        for (uint32_t t = 0; t < n_tokens; t++) {
+            if (op_shapes[o].most_tokens && tokens[t] > op_shapes[o].most_tokens)
+                break;
+            for (uint32_t s = 0; s < n; s++)
+                add_shape(g, k, &op_shapes[o].shapes[s], tokens[t], c->n_threads, PS_BESIDE_IDLE);
+            /* Thread scaling and contention on the first shape, at the kernel's fewest and most tokens (up to 512). */
+            const bool last = t + 1 == n_tokens || tokens[t + 1] > 512;
+            if (t != 0 && (!last || tokens[t] > 512 || c->quick))
+                continue;
+            for (uint32_t h = 0; h + 1 < n_threads; h++)
+                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], threads[h], PS_BESIDE_IDLE);
+            if (c->n_threads > 1 && k->op == PS_OP_MATMUL) {
+                const uint32_t half = ps_grid_beside_threads(c->n_threads);
+                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], half, PS_BESIDE_IDLE);
+                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], half, PS_BESIDE_MEMORY);
+            }
+        }
+    }
+}
+
+/* Order of tasks; equal ones measure the same. */
+#define BY(field)                                                                                            \
+    if (x->field != y->field)                                                                                \
+    return x->field < y->field ? -1 : 1
+
+static int by_task(const void *a, const void *b) {
+    const ps_task *x = a, *y = b;
+    BY(measure);
+    BY(point.kernel);
+    BY(point.beside);
+    BY(point.n_threads);
+    BY(point.n_tokens);
+    BY(point.heads_kv);
+    BY(point.cols);
+    BY(point.rows);
+    BY(point.kv_len);
+    return 0;
+}
+
+void ps_grid_dedupe(ps_grid *g) {
+    qsort(g->tasks, g->n, sizeof *g->tasks, by_task);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < g->n; i++)
+        if (n == 0 || by_task(&g->tasks[n - 1], &g->tasks[i]) != 0)
+            g->tasks[n++] = g->tasks[i];
+    g->n = n;
+}
+
+ps_status ps_grid_make(const ps_grid_config *config, ps_task **out_tasks, uint32_t *out_n, ps_error *err) {
+    ps_grid g = {.config = config};
+    uint32_t threads[PS_GRID_THREADS];
+    const uint32_t n_threads = ps_grid_threads(config->n_threads, false, threads);
+    for (uint32_t h = 0; h < n_threads; h++)
+        ps_grid_add(
+            &g, (ps_task){.measure = PS_MEASURE_DRAM, .point = {.n_threads = threads[h]}, .cost_s = 5e-3});
+    ps_grid_add(
+        &g,
+        (ps_task){.measure = PS_MEASURE_BARRIER, .point = {.n_threads = config->n_threads}, .cost_s = 1e-6});
+    ps_grid_add(&g, (ps_task){.measure = PS_MEASURE_POOL_START,
+                              .point = {.n_threads = config->n_threads},
+                              .cost_s = 50e-6});
+    if (config->model)
+        ps_grid_add_model(&g);
+    else
+        for (uint32_t i = 0; i < config->n_kernels; i++)
+            if (config->kernels[i].device == PS_DEV_CPU)
+                add_kernel(&g, &config->kernels[i]);
+    if (g.failed) {
+        free(g.tasks);
+        return ps_error_set(err, PS_E_NOMEM, "grid", "no memory for %u tasks", g.n);
+    }
+    ps_grid_dedupe(&g);
+    *out_tasks = g.tasks;
+    *out_n = g.n;
+    return PS_OK;
+}

@@ -1,0 +1,32 @@
+/* Which points a sweep measures. */
+#ifndef PS_PROFILE_GRID_H
+#define PS_PROFILE_GRID_H
+
+#include "model/model.h"
+#include "profile/rig.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a grid is made for. */
+typedef struct ps_grid_config {
+    const ps_kernel_spec *kernels; /* the catalogue; rows of other devices than the CPU are passed over */
+    uint32_t n_kernels;
+    uint32_t n_threads;    /* most threads: 1, 2, 4, ... and this are measured */
+    bool quick;            /* fewer shapes, token counts and thread counts */
+    const ps_model *model; /* NULL: a grid for any model; otherwise just the shapes of its operations */
+} ps_grid_config;
+
+/* Tasks without duplicates in *out_tasks (from malloc, the caller frees it), ceilings and barriers included.
+ * Errors: PS_E_NOMEM. */
+ps_status ps_grid_make(const ps_grid_config *config, ps_task **out_tasks, uint32_t *out_n, ps_error *err);
+
+/* Bytes (weights, activations, KV) and FLOPs of one call of a kernel at a point, from its shape alone. */
+void ps_point_work(const ps_kernel_spec *kernel, const ps_profile_point *point, double *out_bytes,
+                   double *out_flops);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,187 @@
+/* A made-up machine. Truth: an instruction takes as long as the slower of its bytes at the memory's rate and its
+ * FLOPs at the threads' rate, plus a barrier; beside memory streams the rates are lower. */
+#include "profile/null_rig.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/hash.h"
+#include "profile/grid.h"
+
+enum { DEFAULT_THREADS = 8 };
+static const double dram_one_bytes_per_s = 9e9, dram_all_bytes_per_s = 38e9, flops_one_per_s = 45e9;
+static const double barrier_base_s = 180e-9, barrier_thread_s = 35e-9, pool_start_s = 12e-6;
+static const double contended_frac = 0.62,
+                    beside_frac = 0.55; /* what kernel and stream keep of their rates */
+static const double sample_least_s = 200e-6, prepare_s = 1e-3;
+
+struct ps_null_rig {
+    ps_null_config config;
+    const ps_task *task;
+    uint64_t rng, now_ns, n_samples;
+};
+
+static uint64_t next_u64(uint64_t *state) { /* splitmix64 */
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* In (0, 1). */
+static double next_unit(uint64_t *state) {
+    return ((double)(next_u64(state) >> 12) + 0.5) / 4503599627370496.0;
+}
+
+static double next_normal(uint64_t *state) { /* Box-Muller */
+    const double r = sqrt(-2 * log(next_unit(state)));
+    return r * cos(6.283185307179586 * next_unit(state));
+}
+
+ps_status ps_null_rig_new(const ps_null_config *config, ps_null_rig **out, ps_error *err) {
+    ps_null_rig *r = calloc(1, sizeof *r);
+    *out = r;
+    if (!r)
+        return ps_error_set(err, PS_E_NOMEM, "null", "no memory for the null rig");
+    r->config = *config;
+    if (r->config.n_threads == 0)
+        r->config.n_threads = DEFAULT_THREADS;
+    return PS_OK;
+}
+
+void ps_null_rig_free(ps_null_rig *rig) {
+    free(rig);
+}
+
+uint64_t ps_null_samples(const ps_null_rig *rig) {
+    return rig->n_samples;
+}
+
+static double dram_bytes_per_s(uint32_t n_threads) {
+    return fmin(dram_one_bytes_per_s * n_threads, dram_all_bytes_per_s);
+}
+
+double ps_null_truth(const ps_null_rig *rig, const ps_task *task, double *out_beside_bytes_per_s) {
+    const ps_profile_point *p = &task->point;
+    const double barrier_s = p->n_threads > 1 ? barrier_base_s + barrier_thread_s * p->n_threads : 5e-9;
+    double beside = 0, value = 0;
+    switch (task->measure) {
+    case PS_MEASURE_DRAM:
+        value = dram_bytes_per_s(p->n_threads);
+        break;
+    case PS_MEASURE_BARRIER:
+        value = barrier_s;
+        break;
+    case PS_MEASURE_POOL_START:
+        value = pool_start_s;
+        break;
+    case PS_MEASURE_KERNEL:
+    case PS_MEASURE_COUNT: {
+        const ps_kernel_spec *k = NULL;
+        for (uint32_t i = 0; i < rig->config.n_kernels && !k; i++)
+            if (rig->config.kernels[i].id == p->kernel)
+                k = &rig->config.kernels[i];
+        if (!k)
+            break;
+        double bytes, flops;
+        ps_point_work(k, p, &bytes, &flops);
+        /* Each type has a speed of its own, so that a mix-up of kernels shows. */
+        const double type_frac = 0.6 + 0.4 * (double)((k->id * 2654435761u) >> 24) / 255;
+        const double keep = p->beside == PS_BESIDE_IDLE ? 1 : contended_frac;
+        beside = p->beside == PS_BESIDE_IDLE ? 0 : beside_frac * dram_one_bytes_per_s;
+        value = fmax(bytes / (dram_bytes_per_s(p->n_threads) * keep),
+                     flops / (flops_one_per_s * type_frac * p->n_threads)) +
+                barrier_s;
+        break;
+    }
+    }
+    if (out_beside_bytes_per_s)
+        *out_beside_bytes_per_s = beside;
+    return value;
+}
+
+static void null_describe(void *rig, ps_profile_topology *out, uint8_t machine_hash[PS_HASH_BYTES]) {
+    const ps_null_rig *r = rig;
+    const uint32_t n = r->config.n_threads;
+    memset(out, 0, sizeof *out);
+    snprintf(out->cpu_model, sizeof out->cpu_model, "null device, %u threads", n);
+    out->n_packages = out->n_numa = 1;
+    out->n_cores = out->n_threads = out->n_p_cores = out->n_allowed = n;
+    out->l2_bytes = 1 << 20;
+    out->l3_bytes = 32 << 20;
+    out->memory_bytes = (uint64_t)32 << 30;
+    out->memlock_bytes = UINT64_MAX;
+    snprintf(out->cpu_level, sizeof out->cpu_level, "generic");
+    ps_hash_bytes(out->cpu_model, strlen(out->cpu_model), machine_hash);
+}
+
+static ps_status null_prepare(void *rig, const ps_task *task, ps_error *err) {
+    (void)err;
+    ps_null_rig *r = rig;
+    r->task = task;
+    r->now_ns += (uint64_t)(prepare_s * 1e9);
+    /* The noise of a task depends on the task alone, not on what was measured before. */
+    uint8_t h[PS_HASH_BYTES];
+    ps_profile_point key = task->point;
+    memset(&key.time_s, 0, sizeof key.time_s);
+    char text[256];
+    const int n = snprintf(text, sizeof text, "%u|%u|%llu|%llu|%u|%llu|%u|%u|%u|%llu", task->measure,
+                           key.kernel, (unsigned long long)key.rows, (unsigned long long)key.cols,
+                           key.heads_kv, (unsigned long long)key.kv_len, key.n_tokens, key.n_threads,
+                           key.beside, (unsigned long long)r->config.seed);
+    ps_hash_bytes(text, (uint64_t)n, h);
+    memcpy(&r->rng, h, sizeof r->rng);
+    return PS_OK;
+}
+
+static ps_status null_sample(void *rig, ps_rig_sample *out, ps_error *err) {
+    ps_null_rig *r = rig;
+    if (r->config.fail_after != 0 && r->n_samples >= r->config.fail_after)
+        return ps_error_set(err, PS_E_OS, "null", "failed after %llu samples, as asked",
+                            (unsigned long long)r->n_samples);
+    r->n_samples++;
+    double beside;
+    const double truth = ps_null_truth(r, r->task, &beside);
+    double factor = exp(r->config.noise_frac * next_normal(&r->rng));
+    const double u = next_unit(&r->rng);
+    if (u < r->config.outlier_frac) {
+        factor *= 1.5 + 3.5 * next_unit(&r->rng);
+    } else if (u < r->config.outlier_frac + r->config.disturbed_frac) {
+        factor *= 1.2 + 1.8 * next_unit(&r->rng);
+        out->disturbed = true;
+    }
+    /* Rates fall where times grow. */
+    const bool rate = r->task->measure == PS_MEASURE_DRAM;
+    out->value = rate ? truth / factor : truth * factor;
+    out->beside_bytes_per_s = beside * exp(r->config.noise_frac * next_normal(&r->rng));
+    r->now_ns += (uint64_t)(fmax(rate ? sample_least_s : out->value, sample_least_s) * 1e9);
+    return PS_OK;
+}
+
+static void null_finish(void *rig) {
+    ps_null_rig *r = rig;
+    r->task = NULL;
+}
+
+static double null_clock_probe(void *rig) {
+    ps_null_rig *r = rig;
+    r->now_ns += 1000000;
+    return 1e-3;
+}
+
+static uint64_t null_now(void *rig) {
+    return ((const ps_null_rig *)rig)->now_ns;
+}
+
+const ps_rig_ops ps_null_rig_ops = {
+    .name = "null",
+    .synthetic = true,
+    .describe = null_describe,
+    .prepare = null_prepare,
+    .sample = null_sample,
+    .finish = null_finish,
+    .clock_probe = null_clock_probe,
+    .now_ns = null_now,
+};

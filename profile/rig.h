@@ -1,0 +1,62 @@
+/* A rig is where quantities are measured: the CPUs of this machine, or a made-up machine whose true speeds are known
+ * (null). The sweep knows a rig only by this table of functions. */
+#ifndef PS_PROFILE_RIG_H
+#define PS_PROFILE_RIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/status.h"
+#include "model/kernel_spec.h"
+#include "schemas/machine_profile.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a task measures. X(NAME, "name", unit of a sample) */
+#define PS_MEASURE_LIST(X)                                                                                   \
+    X(KERNEL, "kernel", "s")         /* one instruction as the executor runs it, barriers included */        \
+    X(DRAM, "dram read", "B/s")      /* of point.n_threads together */                                       \
+    X(BARRIER, "barrier", "s")       /* one barrier of point.n_threads */                                    \
+    X(POOL_START, "pool start", "s") /* from a sleeping team to the end of an empty job */
+typedef enum ps_measure {
+#define PS_MEASURE_ENUM(name, text, unit) PS_MEASURE_##name,
+    PS_MEASURE_LIST(PS_MEASURE_ENUM)
+#undef PS_MEASURE_ENUM
+        PS_MEASURE_COUNT
+} ps_measure;
+
+typedef struct ps_task {
+    ps_measure measure;
+    ps_profile_point point; /* KERNEL: all but the results; others: n_threads */
+    double cost_s;          /* a guess of one call, to order and to budget */
+} ps_task;
+
+typedef struct ps_rig_sample {
+    double value;
+    double beside_bytes_per_s; /* of what ran beside, 0 if nothing did */
+    bool disturbed;            /* the system took a CPU away meanwhile */
+} ps_rig_sample;
+
+typedef struct ps_rig_ops {
+    const char *name;
+    bool synthetic;
+    /* The machine as the profile describes it, and its hash. */
+    void (*describe)(void *rig, ps_profile_topology *out, uint8_t machine_hash[PS_HASH_BYTES]);
+    /* Make ready for one task: operands, verification on first use, warm-up. Errors end the sweep. */
+    ps_status (*prepare)(void *rig, const ps_task *task, ps_error *err);
+    /* One sample, in the unit of the measure. */
+    ps_status (*sample)(void *rig, ps_rig_sample *out, ps_error *err);
+    /* After the last sample of a task. */
+    void (*finish)(void *rig);
+    /* Seconds that a fixed piece of arithmetic takes: tells a clock that changed. */
+    double (*clock_probe)(void *rig);
+    /* Time as the rig sees it, from any start; the null rig's passes without anybody waiting. */
+    uint64_t (*now_ns)(void *rig);
+} ps_rig_ops;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

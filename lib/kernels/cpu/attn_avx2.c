@@ -1,0 +1,6 @@
+/* Attention compiled for AVX2. */
+#if defined(__x86_64__)
+#include "kernels/cpu/attn_body.h"
+#else
+typedef int ps_attn_avx2; /* nothing on this machine type */
+#endif

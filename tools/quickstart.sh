@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# From a fresh Debian or Ubuntu to an answer: installs packages, builds, fetches a small real model, measures this
+# machine (pstune --quick), plans (psplan) and runs the plan (psrun). Uses the CPU where there is no GPU.
+# Usage: tools/quickstart.sh [MODEL.gguf]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=build/release
+out=${XDG_DATA_HOME:-$HOME/.local/share}/pinstripe
+mkdir -p "$out"
+
+say() { printf '\n== %s\n' "$*" >&2; }
+
+say "1/5 packages"
+./tools/install-packages.sh
+if [ -e /dev/nvidia0 ] && ! command -v nvcc >/dev/null; then
+  echo "A GPU is here but no CUDA compiler (nvcc): the GPU parts are left out and everything runs on the CPU." >&2
+fi
+
+say "2/5 build"
+cmake --preset release -DPS_TESTS=OFF >/dev/null
+cmake --build --preset release -j "$(nproc)" | tail -n 1
+
+say "3/5 model"
+prompt="Why is the sky blue? Answer in two sentences."
+if [ $# -ge 1 ]; then
+  model=$1
+elif ! model=$(./tools/fetch-models.sh smollm2); then
+  echo "NOTE: no network, so no real model: a tiny one with random weights stands in, and its answer is noise." >&2
+  model=$out/tiny-llama.gguf
+  "$build/pssynth" --preset tiny-llama --output "$model"
+fi
+echo "$model" >&2
+
+say "4/5 tune and plan"
+"$build/pstune" --quick --model "$model" --output "$out/profile.yaml"
+plan=$out/$(basename "$model" .gguf).plan.yaml
+"$build/psplan" --profile "$out/profile.yaml" --output "$plan" "$model"
+
+say "5/5 run"
+echo "> $prompt"
+"$build/psrun" --plan "$plan" --prompt "$prompt" --tokens 120 "$model"
+say "measured against predicted"
+"$build/psrun" --plan "$plan" --bench --repeat 3 "$model"
+cat >&2 <<EOF
+
+Profile: $out/profile.yaml
+Plan:    $plan
+Again:   $build/psrun --plan '$plan' --prompt 'Your question' '$model'
+EOF

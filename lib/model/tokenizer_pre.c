@@ -41,19 +41,16 @@ static uint64_t run_of(const ps_split_text *text, uint64_t pos, uint64_t end, in
     }
 }
 
-/* Bytes of an English contraction at pos ("'s", "'re"), 0 if there is none. */
-static uint64_t contraction(const ps_split_text *text, uint64_t pos, uint64_t end, bool any_case) {
-    if (text->s[pos] != '\'' || end - pos < 2)
+/* Bytes of an English contraction that begins with g at pos ("'s", "'re"), 0 if there is none. */
+static uint64_t contraction(const ps_split_text *text, uint64_t pos, uint64_t end, glyph g, bool any_case) {
+    if (g.cp != '\'')
         return 0;
-    uint32_t a = text->s[pos + 1], b = end - pos > 2 ? text->s[pos + 2] : 0;
-    if (any_case) {
-        a = lower_ascii(a);
-        b = lower_ascii(b);
-    }
+    glyph x = glyph_at(text, pos + g.len, end), y = glyph_at(text, pos + g.len + x.len, end);
+    uint32_t a = any_case ? lower_ascii(x.cp) : x.cp, b = any_case ? lower_ascii(y.cp) : y.cp;
     if (a == 's' || a == 't' || a == 'm' || a == 'd')
-        return 2;
+        return g.len + x.len;
     if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l'))
-        return 3;
+        return g.len + x.len + y.len;
     return 0;
 }
 
@@ -72,15 +69,15 @@ static uint64_t space_run(const ps_split_text *text, uint64_t pos, uint64_t end)
 
 /* 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
 static uint64_t split_gpt2(const ps_split_text *text, uint64_t pos, uint64_t end) {
-    uint64_t n = contraction(text, pos, end, false);
+    glyph g = glyph_at(text, pos, end);
+    uint64_t n = contraction(text, pos, end, g, false);
     if (n != 0)
         return pos + n;
-    glyph g = glyph_at(text, pos, end);
     if (g.cp == ' ') {
-        glyph after = glyph_at(text, pos + 1, end);
+        glyph after = glyph_at(text, pos + g.len, end);
         if (after.class != PS_CP_SPACE && after.class != AT_END) {
+            pos += g.len;
             g = after;
-            pos++;
         }
     }
     if (g.class == PS_CP_SPACE)
@@ -99,10 +96,10 @@ static uint64_t split_gpt2(const ps_split_text *text, uint64_t pos, uint64_t end
  * |\s*[\r\n]+|\s+(?!\S)|\s+      with `marks`, \p{M} counts as a letter. */
 static uint64_t split_llama3_like(const ps_split_text *text, uint64_t pos, uint64_t end, uint32_t max_digits,
                                   bool marks) {
-    uint64_t n = contraction(text, pos, end, true);
+    glyph g = glyph_at(text, pos, end);
+    uint64_t n = contraction(text, pos, end, g, true);
     if (n != 0)
         return pos + n;
-    glyph g = glyph_at(text, pos, end);
     glyph after = glyph_at(text, pos + g.len, end);
 #define WORDY(x) ((x).class == PS_CP_LETTER || (marks && (x).class == PS_CP_MARK))
     if (!is_newline(g.cp) && g.class != PS_CP_NUMBER && (WORDY(g) || WORDY(after))) {
@@ -119,7 +116,7 @@ static uint64_t split_llama3_like(const ps_split_text *text, uint64_t pos, uint6
         return pos;
     }
     if (g.cp == ' ' && after.class != PS_CP_SPACE && after.class != PS_CP_NUMBER && after.class != AT_END) {
-        pos++;
+        pos += g.len;
         g = after;
     }
     if (g.class != PS_CP_SPACE) {
@@ -127,8 +124,8 @@ static uint64_t split_llama3_like(const ps_split_text *text, uint64_t pos, uint6
             pos += g.len;
             g = glyph_at(text, pos, end);
         }
-        while (pos < end && is_newline(text->s[pos]))
-            pos++;
+        for (; is_newline(g.cp); g = glyph_at(text, pos, end))
+            pos += g.len;
         return pos;
     }
 #undef WORDY
@@ -204,22 +201,26 @@ static uint64_t split_punct_falcon(const ps_split_text *text, uint64_t pos, uint
     return isolate(text, pos, end, is_punct_falcon, UINT64_MAX);
 }
 
-static bool triple_at(const ps_split_text *text, uint64_t pos, uint64_t end) {
-    if (end - pos < 3)
-        return false;
-    for (uint64_t i = pos; i < pos + 3; i++)
-        if (text->s[i] < '0' || text->s[i] > '9')
-            return false;
-    return true;
+/* Bytes of three ASCII digits at pos, 0 if there are fewer. */
+static uint64_t triple_at(const ps_split_text *text, uint64_t pos, uint64_t end) {
+    uint64_t at = pos;
+    for (uint32_t i = 0; i < 3; i++) {
+        glyph g = glyph_at(text, at, end);
+        if (g.class == AT_END || g.cp < '0' || g.cp > '9')
+            return 0;
+        at += g.len;
+    }
+    return at - pos;
 }
 
 /* [0-9][0-9][0-9] set apart */
 static uint64_t split_triples(const ps_split_text *text, uint64_t pos, uint64_t end) {
-    if (triple_at(text, pos, end))
-        return pos + 3;
+    uint64_t n = triple_at(text, pos, end);
+    if (n != 0)
+        return pos + n;
     do
-        pos++;
-    while (pos < end && !triple_at(text, pos, end));
+        pos += glyph_at(text, pos, end).len;
+    while (pos < end && triple_at(text, pos, end) == 0);
     return pos;
 }
 

@@ -40,9 +40,9 @@ enum {
     LEAF7_EDX_AMX_TILE = 24,
     LEAF7_1_EAX_AVX512BF16 = 5
 };
-#define XCR0_AVX 0x6u          /* SSE, AVX */
-#define XCR0_AVX512 0xe6u      /* and opmask, both halves of zmm */
-#define XCR0_AMX 0x60000u      /* tile configuration, tile data */
+#define XCR0_AVX 0x6u              /* SSE, AVX */
+#define XCR0_AVX512 0xe6u          /* and opmask, both halves of zmm */
+#define XCR0_AMX 0x60000u          /* tile configuration, tile data */
 #define ARCH_REQ_XCOMP_PERM 0x1023 /* <asm/prctl.h> of Linux 5.16 and later */
 #define XFEATURE_XTILEDATA 18
 

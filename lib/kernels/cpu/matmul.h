@@ -26,27 +26,27 @@ enum { PS_MM_Q8_MAX_TOKENS = 8, PS_MM_FEW_MAX_TOKENS = 8, PS_MM_MAX_TOKENS = 1 <
  * its scratch and its PS_MM_N_<family> variants. The tolerance is on ||out - ref|| / ||ref|| with ref
  * from the dequantised weights and the activations as given, in double precision. */
 #define PS_CPU_MATMUL_KERNELS(X)                                                                             \
-    X(1000, "cpu.matmul.q4_0.q8", Q4_0, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                           \
-    X(1001, "cpu.matmul.q4_1.q8", Q4_1, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                           \
-    X(1002, "cpu.matmul.q5_0.q8", Q5_0, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                           \
-    X(1003, "cpu.matmul.q5_1.q8", Q5_1, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                           \
-    X(1004, "cpu.matmul.q8_0.q8", Q8_0, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                           \
-    X(1005, "cpu.matmul.q4_k.q8", Q4_K, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                           \
-    X(1006, "cpu.matmul.q5_k.q8", Q5_K, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                           \
-    X(1007, "cpu.matmul.q6_k.q8", Q6_K, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                           \
-    X(1100, "cpu.matmul.f32.few", F32, F32, 1, PS_MM_FEW_MAX_TOKENS, 1e-5f, few)                        \
-    X(1101, "cpu.matmul.f16.few", F16, F32, 1, PS_MM_FEW_MAX_TOKENS, 1e-5f, few)                        \
-    X(1102, "cpu.matmul.bf16.few", BF16, F32, 1, PS_MM_FEW_MAX_TOKENS, 1e-5f, few)                      \
-    X(1200, "cpu.matmul.f32.f32", F32, F32, PS_MM_FEW_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 1e-4f, f32)     \
-    X(1201, "cpu.matmul.f16.f32", F16, F32, PS_MM_FEW_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 1e-4f, f32)     \
-    X(1202, "cpu.matmul.bf16.f32", BF16, F32, PS_MM_FEW_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 1e-4f, f32)   \
-    X(1203, "cpu.matmul.q4_0.f32", Q4_0, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)    \
-    X(1204, "cpu.matmul.q4_1.f32", Q4_1, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)    \
-    X(1205, "cpu.matmul.q5_0.f32", Q5_0, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)    \
-    X(1206, "cpu.matmul.q5_1.f32", Q5_1, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)    \
-    X(1207, "cpu.matmul.q8_0.f32", Q8_0, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)    \
-    X(1208, "cpu.matmul.q4_k.f32", Q4_K, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)    \
-    X(1209, "cpu.matmul.q5_k.f32", Q5_K, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)    \
+    X(1000, "cpu.matmul.q4_0.q8", Q4_0, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                               \
+    X(1001, "cpu.matmul.q4_1.q8", Q4_1, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                               \
+    X(1002, "cpu.matmul.q5_0.q8", Q5_0, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                               \
+    X(1003, "cpu.matmul.q5_1.q8", Q5_1, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                               \
+    X(1004, "cpu.matmul.q8_0.q8", Q8_0, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                               \
+    X(1005, "cpu.matmul.q4_k.q8", Q4_K, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                               \
+    X(1006, "cpu.matmul.q5_k.q8", Q5_K, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                               \
+    X(1007, "cpu.matmul.q6_k.q8", Q6_K, Q8, 1, PS_MM_Q8_MAX_TOKENS, 1e-5f, q8)                               \
+    X(1100, "cpu.matmul.f32.few", F32, F32, 1, PS_MM_FEW_MAX_TOKENS, 1e-5f, few)                             \
+    X(1101, "cpu.matmul.f16.few", F16, F32, 1, PS_MM_FEW_MAX_TOKENS, 1e-5f, few)                             \
+    X(1102, "cpu.matmul.bf16.few", BF16, F32, 1, PS_MM_FEW_MAX_TOKENS, 1e-5f, few)                           \
+    X(1200, "cpu.matmul.f32.f32", F32, F32, PS_MM_FEW_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 1e-4f, f32)          \
+    X(1201, "cpu.matmul.f16.f32", F16, F32, PS_MM_FEW_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 1e-4f, f32)          \
+    X(1202, "cpu.matmul.bf16.f32", BF16, F32, PS_MM_FEW_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 1e-4f, f32)        \
+    X(1203, "cpu.matmul.q4_0.f32", Q4_0, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)         \
+    X(1204, "cpu.matmul.q4_1.f32", Q4_1, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)         \
+    X(1205, "cpu.matmul.q5_0.f32", Q5_0, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)         \
+    X(1206, "cpu.matmul.q5_1.f32", Q5_1, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)         \
+    X(1207, "cpu.matmul.q8_0.f32", Q8_0, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)         \
+    X(1208, "cpu.matmul.q4_k.f32", Q4_K, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)         \
+    X(1209, "cpu.matmul.q5_k.f32", Q5_K, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)         \
     X(1210, "cpu.matmul.q6_k.f32", Q6_K, F32, PS_MM_Q8_MAX_TOKENS + 1, PS_MM_MAX_TOKENS, 6e-3f, f32)
 
 /* Scratch of each family, as initialisers of ps_scratch_coef.

@@ -1,0 +1,127 @@
+/* Inside the CPU matrix products: what the levels share. A level fills one table of tile functions; the
+ * drivers in matmul.c walk rows and tokens in tiles and store results with bias and residual. */
+#ifndef PS_KERNELS_CPU_MATMUL_INT_H
+#define PS_KERNELS_CPU_MATMUL_INT_H
+
+#include <string.h>
+
+#include "kernels/cpu/matmul.h"
+
+/* A tile of results: at most MM_NR weight rows by MM_NT tokens, out[t * MM_NR + r]. */
+enum { MM_NR = 4, MM_NT = 12 };
+/* Panels of the f32 family below level AMX: rows, and columns dequantised at a time (a multiple of every
+ * block). */
+enum { MM_PANEL_ROWS = 16, MM_PANEL_COLS = 512 };
+enum { MM_N_TYPES = 31 };
+
+/* Weight rows at w, w + row_bytes, ...; Q8 activation rows at x, x + x_bytes, ...; nr rows, nt tokens.
+ * Each result's order of operations depends on cols alone, never on its place in the tile. */
+typedef void (*mm_dot_q8)(const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr, const uint8_t *x,
+                          uint64_t x_bytes, uint32_t nt, float *out);
+/* The same for float weights (F32, F16, BF16) and float activations. */
+typedef void (*mm_dot_float)(const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,
+                             const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out);
+/* n weights (a multiple of the block) at w to floats. */
+typedef void (*mm_dequant)(const uint8_t *w, float *dst, uint64_t n);
+
+typedef struct mm_ops {
+    mm_dot_q8 dot_q8[MM_N_TYPES]; /* by ps_dtype; NULL for types without */
+    mm_dot_float dot_float[MM_N_TYPES];
+    mm_dequant dequant[MM_N_TYPES];
+} mm_ops;
+
+/* X(NAME): the quantised types, which have integer dot products, and the float types. */
+#define MM_QUANT_LIST(X)                                                                                     \
+    X(Q4_0)                                                                                                  \
+    X(Q4_1)                                                                                                  \
+    X(Q5_0)                                                                                                  \
+    X(Q5_1)                                                                                                  \
+    X(Q8_0)                                                                                                  \
+    X(Q4_K)                                                                                                  \
+    X(Q5_K)                                                                                                  \
+    X(Q6_K)
+#define MM_FLOAT_LIST(X) X(F32) X(F16) X(BF16)
+
+/* Constants of a type that fold away where the type is a constant. */
+static inline uint32_t mm_block_bytes(ps_dtype type) {
+    switch (type) {
+#define MM_CASE(name, text, id, elems, bytes)                                                                \
+    case PS_DTYPE_##name:                                                                                    \
+        return bytes;
+        PS_DTYPE_LIST(MM_CASE)
+#undef MM_CASE
+    default:
+        return 0;
+    }
+}
+static inline uint32_t mm_block_elems(ps_dtype type) {
+    switch (type) {
+#define MM_CASE(name, text, id, elems, bytes)                                                                \
+    case PS_DTYPE_##name:                                                                                    \
+        return elems;
+        PS_DTYPE_LIST(MM_CASE)
+#undef MM_CASE
+    default:
+        return 0;
+    }
+}
+/* True where a block holds 256 elements with scales per 16 or 32. */
+static inline bool mm_is_super(ps_dtype type) {
+    return type == PS_DTYPE_Q4_K || type == PS_DTYPE_Q5_K || type == PS_DTYPE_Q6_K;
+}
+
+static inline uint16_t mm_load_u16(const uint8_t *p) {
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline uint32_t mm_load_u32(const uint8_t *p) {
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* Q4_K and Q5_K: the eight 6-bit scales and eight 6-bit minima packed in 12 bytes, one per byte:
+ * out[0..1] scales, out[2..3] minima. Bytes 0-3 and 4-7 hold the first four of each with the high bits
+ * of the last four on top; bytes 8-11 hold the low nibbles of the last four scales and minima. */
+static inline void mm_unpack_k_scales(const uint8_t *p, uint32_t out[4]) {
+    uint32_t a = mm_load_u32(p), b = mm_load_u32(p + 4), c = mm_load_u32(p + 8);
+    out[0] = a & 0x3f3f3f3fu;
+    out[1] = (c & 0x0f0f0f0fu) | ((a >> 2) & 0x30303030u);
+    out[2] = b & 0x3f3f3f3fu;
+    out[3] = ((c >> 4) & 0x0f0f0f0fu) | ((b >> 2) & 0x30303030u);
+}
+
+/* dst[t][row] = out (+ bias) (+ residual) for a tile; `more` adds to dst instead (a later part of the
+ * columns). */
+void ps_mm_store(const ps_kargs *a, uint64_t row, uint32_t nr, uint32_t t, uint32_t nt, const float *out,
+                 bool more);
+/* Bias of one row, 0 if there is none. */
+float ps_mm_bias(const ps_kargs *a, uint64_t row);
+
+/* Items of the families that need no conversion phase, and their runs on a level's table. */
+uint64_t ps_mm_items_few(const ps_kargs *a, uint32_t phase);
+uint64_t ps_mm_items_panel(const ps_kargs *a, uint32_t phase);
+void ps_mm_run_q8(const mm_ops *ops, const ps_kargs *a, uint64_t first, uint64_t n);
+void ps_mm_run_few(const mm_ops *ops, const ps_kargs *a, uint64_t first, uint64_t n);
+void ps_mm_run_panel(const mm_ops *ops, const ps_kargs *a, uint64_t first, uint64_t n, uint32_t thread);
+
+/* How the panel families cut their work: `panel_rows` by `chunk_tokens` pieces, enough of them for the
+ * threads; item i is panel i / n_chunks, chunk i % n_chunks. */
+typedef struct mm_grid {
+    uint64_t n_panels, n_chunks;
+    uint32_t chunk_tokens;
+} mm_grid;
+mm_grid ps_mm_grid(const ps_kargs *a, uint32_t panel_rows, uint32_t token_step);
+/* The calling thread's part of the scratch, 64-byte aligned. */
+uint8_t *ps_mm_thread_scratch(const ps_kargs *a, uint32_t thread);
+
+extern const mm_ops ps_mm_ops_generic;
+#if defined(__x86_64__)
+extern const mm_ops ps_mm_ops_avx2;
+extern const mm_ops ps_mm_ops_avx512;
+uint64_t ps_mm_items_amx(const ps_kargs *a, uint32_t phase);
+void ps_mm_run_amx(const ps_kargs *a, uint32_t phase, uint64_t first, uint64_t n, uint32_t thread);
+#endif
+
+#endif

@@ -49,10 +49,11 @@ ps_attn_item ps_attn_item_at(const ps_kargs *a, uint64_t index, bool split) {
     uint64_t parts = 1, len = 0;
     if (split)
         len = ps_attn_part_len(l, sp, &parts);
-    ps_attn_item it = {.span = sp, .part = index % parts};
-    index /= parts;
-    it.kv_head = a->row0 + index % a->n_rows;
-    it.r0 = (blocks - 1 - index / a->n_rows) * per;
+    /* Heads of the same positions follow each other: their rows are neighbours in the cache. */
+    ps_attn_item it = {.span = sp, .kv_head = a->row0 + index % a->n_rows};
+    index /= a->n_rows;
+    it.part = index % parts;
+    it.r0 = (blocks - 1 - index / parts) * per;
     const uint64_t rows = sp->n_rows * group;
     it.n = rows - it.r0 < per ? rows - it.r0 : per;
     if (split) {

@@ -3,15 +3,16 @@
  *
  * Many rows: rows lie in lanes, everything is transposed: S[key][row] = K[key] . Q^T, the softmax runs down the
  * columns with no sums across lanes, O[dv][row] += V^T[dv][key] . P[key][row]. One register tile serves both
- * products: PS_TM rows of the left operand (broadcast) times a panel of PS_PW lanes.
- * Few rows (decode): one dot product per key and row, PS_VW keys at a time, then V rows scaled and added. */
+ * products: PS_TM rows of the left operand (broadcast) times a panel of lanes.
+ * Few rows (decode): one dot product per key and row, then V rows scaled and added, up to four rows at once. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/attn.h"
 #include "kernels/cpu/vec.h"
 
-enum { PS_PV = 3, PS_PW = PS_PV * PS_VW }; /* vectors and lanes of a panel: 48, 24, 12 */
+/* Panels are up to three vectors wide: 48, 24 or 12 lanes; items with few rows take narrower ones. */
+enum { PS_PV_MAX = 3 };
 #if PS_VW == 16
 enum { PS_TM = 8 }; /* 24 of 32 registers hold sums */
 #else
@@ -24,34 +25,35 @@ static inline uint64_t pad_to(uint64_t n, uint64_t m) {
     return (n + m - 1) / m * m;
 }
 
-/* C[m][lane] (=, or alpha[lane] * C +) sum over k of A[m*sm + k*sk] * B[k][lane]: m < PS_TM, lane < PS_PW. */
+/* C[m][lane] (=, or alpha[lane] * C +) sum over k of A[m*sm + k*sk] * B[k][lane]: m < PS_TM, lane < pv*PS_VW. */
 PS_INLINE void tile(const float *A, uint64_t sm, uint64_t sk, const float *B, uint64_t n_k, float *C,
-                    const float *alpha) {
-    vf acc[PS_TM][PS_PV];
+                    const float *alpha, const int pv) {
+    const uint64_t pw = (uint64_t)pv * PS_VW;
+    vf acc[PS_TM][PS_PV_MAX];
 #pragma GCC unroll 8
-    for (int m = 0; m < PS_TM; m++)
+    for (uint64_t m = 0; m < PS_TM; m++)
 #pragma GCC unroll 3
-        for (int v = 0; v < PS_PV; v++)
+        for (int v = 0; v < pv; v++)
             acc[m][v] =
-                alpha ? vf_mul(vf_load(C + m * PS_PW + v * PS_VW), vf_load(alpha + v * PS_VW)) : vf_set1(0);
+                alpha ? vf_mul(vf_load(C + m * pw + v * PS_VW), vf_load(alpha + v * PS_VW)) : vf_set1(0);
     for (uint64_t k = 0; k < n_k; k++) {
-        vf b[PS_PV];
+        vf b[PS_PV_MAX];
 #pragma GCC unroll 3
-        for (int v = 0; v < PS_PV; v++)
-            b[v] = vf_load(B + k * PS_PW + (uint64_t)v * PS_VW);
+        for (int v = 0; v < pv; v++)
+            b[v] = vf_load(B + k * pw + v * PS_VW);
 #pragma GCC unroll 8
         for (uint64_t m = 0; m < PS_TM; m++) {
             const vf x = vf_set1(A[m * sm + k * sk]);
 #pragma GCC unroll 3
-            for (int v = 0; v < PS_PV; v++)
+            for (int v = 0; v < pv; v++)
                 acc[m][v] = vf_fma(x, b[v], acc[m][v]);
         }
     }
 #pragma GCC unroll 8
-    for (int m = 0; m < PS_TM; m++)
+    for (uint64_t m = 0; m < PS_TM; m++)
 #pragma GCC unroll 3
-        for (int v = 0; v < PS_PV; v++)
-            vf_store(C + m * PS_PW + v * PS_VW, acc[m][v]);
+        for (int v = 0; v < pv; v++)
+            vf_store(C + m * pw + v * PS_VW, acc[m][v]);
 }
 
 /* Positions [p, p + n) of a plane of the cache, one head, as floats [key][ld]; ld - dim zeros end each row, and
@@ -129,25 +131,26 @@ static const float *query(const attn_sink *k, uint64_t r) {
     return (const float *)(const void *)row + head * k->a->layer->head_dim_k;
 }
 
-/* Softmax of one panel's block, down the columns: s[keys][PS_PW] scores on entry, exponentials on exit; m, l:
+/* Softmax of one panel's block, down the columns: s[keys][pv*PS_VW] scores on entry, exponentials on exit; m, l:
  * running largest and sum; alpha: what the sums so far are to be multiplied by. pos: position of each lane's
  * row less that of the block's first key; masked: some lane does not see some key. */
-static void softmax_panel(float *s, uint64_t keys, float *m, float *l, float *alpha, const float *pos,
-                          float window, bool masked) {
-    for (int v = 0; v < PS_PV; v++) {
+PS_INLINE void softmax_panel(float *s, uint64_t keys, float *m, float *l, float *alpha, const float *pos,
+                             float window, bool masked, const int pv) {
+    const uint64_t pw = (uint64_t)pv * PS_VW;
+    for (int v = 0; v < pv; v++) {
         float *c = s + v * PS_VW;
         const vf old = vf_load(m + v * PS_VW);
         vf top = old;
         if (masked) {
             const vf hi = vf_load(pos + v * PS_VW), lo = vf_sub(hi, vf_set1(window));
             for (uint64_t j = 0; j < keys; j++) {
-                const vf x = vf_keep_between(vf_load(c + j * PS_PW), vf_set1((float)j), lo, hi);
-                vf_store(c + j * PS_PW, x);
+                const vf x = vf_keep_between(vf_load(c + j * pw), vf_set1((float)j), lo, hi);
+                vf_store(c + j * pw, x);
                 top = vf_max(top, x);
             }
         } else {
             for (uint64_t j = 0; j < keys; j++)
-                top = vf_max(top, vf_load(c + j * PS_PW));
+                top = vf_max(top, vf_load(c + j * pw));
         }
         /* A lane that has seen nothing yet subtracts 0, not -inf: all its exponentials are 0. */
         const vf base = vf_if_above_neg_inf(top, top, vf_set1(0));
@@ -155,16 +158,16 @@ static void softmax_panel(float *s, uint64_t keys, float *m, float *l, float *al
         vf sum0 = vf_set1(0), sum1 = sum0;
         uint64_t j = 0;
         for (; j + 2 <= keys; j += 2) {
-            const vf x = vf_exp(vf_sub(vf_load(c + j * PS_PW), base));
-            const vf y = vf_exp(vf_sub(vf_load(c + (j + 1) * PS_PW), base));
-            vf_store(c + j * PS_PW, x);
-            vf_store(c + (j + 1) * PS_PW, y);
+            const vf x = vf_exp(vf_sub(vf_load(c + j * pw), base));
+            const vf y = vf_exp(vf_sub(vf_load(c + (j + 1) * pw), base));
+            vf_store(c + j * pw, x);
+            vf_store(c + (j + 1) * pw, y);
             sum0 = vf_add(sum0, x);
             sum1 = vf_add(sum1, y);
         }
         if (j < keys) {
-            const vf x = vf_exp(vf_sub(vf_load(c + j * PS_PW), base));
-            vf_store(c + j * PS_PW, x);
+            const vf x = vf_exp(vf_sub(vf_load(c + j * pw), base));
+            vf_store(c + j * pw, x);
             sum0 = vf_add(sum0, x);
         }
         vf_store(alpha + v * PS_VW, shrink);
@@ -173,133 +176,149 @@ static void softmax_panel(float *s, uint64_t keys, float *m, float *l, float *al
     }
 }
 
-static void many_rows(const attn_sink *k, float *mem) {
+PS_INLINE void many_rows(const attn_sink *k, float *mem, const int pv) {
     const ps_layer *ly = k->a->layer;
     const ps_attn_item *it = k->it;
     const ps_seq_span *sp = it->span;
+    const uint64_t pw = (uint64_t)pv * PS_VW, panels = (it->n + pw - 1) / pw;
     const uint64_t dk = ly->head_dim_k, dv = ly->head_dim_v, dvp = pad_to(dv, PS_TM);
-    const uint64_t group = ly->n_head / ly->n_head_kv, panels = (it->n + PS_PW - 1) / PS_PW;
+    const uint64_t group = ly->n_head / ly->n_head_kv;
+    float *q = mem, *o = q + panels * pw * dk, *s = o + panels * pw * dvp;
+    float *kf = s + pw * PS_ATTN_KEYS, *vals = kf + PS_ATTN_KEYS * dk;
+    float *m = vals + PS_ATTN_KEYS * dvp, *l = m + panels * pw, *pos = l + panels * pw, *alpha = pos + pw;
     /* Lanes beyond the last row repeat it: they cost nothing extra and hold no special values. */
-    float *q = mem, *o = q + panels * PS_PW * dk, *s = o + panels * PS_PW * dvp;
-    float *kf = s + PS_PW * PS_ATTN_KEYS, *vfl = kf + PS_ATTN_KEYS * dk;
-    float *m = vfl + PS_ATTN_KEYS * dvp, *l = m + panels * PS_PW, *pos = l + panels * PS_PW,
-          *alpha = pos + PS_PW;
-    for (uint64_t r = 0; r < panels * PS_PW; r++) {
+    for (uint64_t r = 0; r < panels * pw; r++) {
         const float *row = query(k, r < it->n ? r : it->n - 1);
-        float *col = q + r / PS_PW * PS_PW * dk + r % PS_PW;
+        float *col = q + r / pw * pw * dk + r % pw;
         for (uint64_t i = 0; i < dk; i++)
-            col[i * PS_PW] = row[i] * ly->attn_scale;
+            col[i * pw] = row[i] * ly->attn_scale;
         m[r] = -INFINITY;
         l[r] = 0;
     }
-    memset(o, 0, panels * PS_PW * dvp * sizeof *o);
+    memset(o, 0, panels * pw * dvp * sizeof *o);
     const uint16_t *kp = sp->k + it->kv_head * dk, *vp = sp->v + it->kv_head * dv;
     for (uint64_t p = it->lo; p < it->hi; p += PS_ATTN_KEYS) {
-        const uint64_t n = it->hi - p < PS_ATTN_KEYS ? it->hi - p : PS_ATTN_KEYS, np = pad_to(n, PS_TM);
-        load_keys(kp, ly->n_head_kv * dk, dk, sp, p, n, np, kf, dk);
-        load_keys(vp, ly->n_head_kv * dv, dv, sp, p, n, n, vfl, dvp);
+        const uint64_t n = it->hi - p < PS_ATTN_KEYS ? it->hi - p : PS_ATTN_KEYS;
+        load_keys(kp, ly->n_head_kv * dk, dk, sp, p, n, pad_to(n, PS_TM), kf, dk);
+        load_keys(vp, ly->n_head_kv * dv, dv, sp, p, n, n, vals, dvp);
         for (uint64_t b = 0; b < panels; b++) {
-            const uint64_t r_last = (b + 1) * PS_PW < it->n ? (b + 1) * PS_PW - 1 : it->n - 1;
-            const uint64_t pos_lo = sp->pos0 + (it->r0 + b * PS_PW) / group;
+            const uint64_t r_last = (b + 1) * pw < it->n ? (b + 1) * pw - 1 : it->n - 1;
+            const uint64_t pos_lo = sp->pos0 + (it->r0 + b * pw) / group;
             const uint64_t pos_hi = sp->pos0 + (it->r0 + r_last) / group;
             if (p > pos_hi || p + n <= ps_attn_first(ly, pos_lo))
                 continue;
             const bool masked = p + n - 1 > pos_lo || ps_attn_first(ly, pos_hi) > p;
-            for (uint64_t i = 0; masked && i < PS_PW; i++) {
-                const uint64_t r = b * PS_PW + i < it->n ? b * PS_PW + i : it->n - 1;
+            const uint64_t seen = pos_hi + 1 - p < n ? pos_hi + 1 - p : n;
+            for (uint64_t i = 0; masked && i < pw; i++) {
+                const uint64_t r = b * pw + i < it->n ? b * pw + i : it->n - 1;
                 pos[i] = (float)((int64_t)(sp->pos0 + (it->r0 + r) / group) - (int64_t)p);
             }
-            const float *qb = q + b * PS_PW * dk;
-            for (uint64_t j = 0; j < np; j += PS_TM)
-                tile(kf + j * dk, dk, 1, qb, dk, s + j * PS_PW, NULL);
-            softmax_panel(s, n, m + b * PS_PW, l + b * PS_PW, alpha, pos,
-                          ly->window ? (float)ly->window : INFINITY, masked);
-            float *ob = o + b * PS_PW * dvp;
+            for (uint64_t j = 0; j < seen; j += PS_TM)
+                tile(kf + j * dk, dk, 1, q + b * pw * dk, dk, s + j * pw, NULL, pv);
+            softmax_panel(s, seen, m + b * pw, l + b * pw, alpha, pos,
+                          ly->window ? (float)ly->window : INFINITY, masked, pv);
             for (uint64_t i = 0; i < dvp; i += PS_TM)
-                tile(vfl + i, 1, dvp, s, n, ob + i * PS_PW, alpha);
+                tile(vals + i, 1, dvp, s, seen, o + (b * dvp + i) * pw, alpha, pv);
         }
     }
     float *out = kf; /* the last block is done with */
     for (uint64_t r = 0; r < it->n; r++) {
-        const float *col = o + r / PS_PW * PS_PW * dvp + r % PS_PW;
+        const float *col = o + r / pw * pw * dvp + r % pw;
         for (uint64_t i = 0; i < dv; i++)
-            out[i] = col[i * PS_PW];
+            out[i] = col[i * pw];
         sink_put(k, r, out, m[r], l[r]);
     }
 }
 
-/* Scores of one row against n keys (a multiple of PS_VW): s[j] = q . kf[j]. dkp: a multiple of PS_VW. */
-static void dot_keys(const float *q, const float *kf, uint64_t dkp, uint64_t n, float *s) {
-    for (uint64_t j = 0; j < n; j += PS_VW) {
+/* PS_VW halfs, or the `left` that remain and zeros. */
+PS_INLINE vf load_halfs(const uint16_t *p, uint64_t left) {
+    if (left >= PS_VW)
+        return vf_load_f16(p);
+    uint16_t tmp[PS_VW] = {0};
+    memcpy(tmp, p, left * sizeof *p);
+    return vf_load_f16(tmp);
+}
+
+/* Scores of nr rows (at distance dkp, zeros at their end) against n keys: s[r*PS_ATTN_KEYS + j] = q[r] . k[j]; writes
+ * up to PS_VW scores beyond n. The sums of one round fill PS_VW vectors, so one transposing addition serves them. */
+PS_INLINE void dot_keys(const float *q, uint64_t dkp, const uint16_t *k, uint64_t stride, uint64_t dk,
+                        uint64_t n, float *s, const int nr) {
+    const int kb = PS_VW / (nr == 3 ? 4 : nr);
+    for (uint64_t j = 0; j < n; j += (uint64_t)kb) {
         vf acc[PS_VW];
 #pragma GCC unroll 16
         for (int i = 0; i < PS_VW; i++)
             acc[i] = vf_set1(0);
-        for (uint64_t c = 0; c < dkp; c += PS_VW) {
-            const vf x = vf_load(q + c);
+        const uint64_t last = n - 1 - j;
+        for (uint64_t c = 0; c < dk; c += PS_VW) {
 #pragma GCC unroll 16
-            for (uint64_t i = 0; i < PS_VW; i++)
-                acc[i] = vf_fma(x, vf_load(kf + (j + i) * dkp + c), acc[i]);
-        }
-        vf_store(s + j, vf_sum_each(acc));
-    }
-}
-
-/* o[r][dvp] = alpha[r] * o[r] + sum over j of p[r][j] * v[j], for NR rows and four vectors at a time. */
-PS_INLINE void add_values(float *o, const float *p, const float *alpha, const float *v, uint64_t dvp,
-                          uint64_t n, const int nr) {
-    for (uint64_t c = 0; c < dvp; c += 4 * PS_VW) {
-        const int w = dvp - c < 4 * PS_VW ? (int)((dvp - c) / PS_VW) : 4;
-        vf acc[4][4];
+            for (int i = 0; i < kb; i++) {
+                const uint64_t key = j + ((uint64_t)i < last ? (uint64_t)i : last);
+                const vf x = load_halfs(k + key * stride + c, dk - c);
 #pragma GCC unroll 4
-        for (int r = 0; r < nr; r++)
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++)
-                if (i < w)
-                    acc[r][i] =
-                        vf_mul(vf_load(o + (uint64_t)r * dvp + c + (uint64_t)i * PS_VW), vf_set1(alpha[r]));
-                else
-                    acc[r][i] = vf_set1(0);
-        if (w == 4) {
-            for (uint64_t j = 0; j < n; j++) {
-                const float *x = v + j * dvp + c;
-#pragma GCC unroll 4
-                for (int r = 0; r < nr; r++) {
-                    const vf y = vf_set1(p[(uint64_t)r * PS_ATTN_KEYS + j]);
-#pragma GCC unroll 4
-                    for (int i = 0; i < 4; i++)
-                        acc[r][i] = vf_fma(y, vf_load(x + i * PS_VW), acc[r][i]);
-                }
-            }
-        } else {
-            for (uint64_t j = 0; j < n; j++) {
-                const float *x = v + j * dvp + c;
                 for (int r = 0; r < nr; r++)
-                    for (int i = 0; i < w; i++)
-                        acc[r][i] = vf_fma(vf_set1(p[(uint64_t)r * PS_ATTN_KEYS + j]), vf_load(x + i * PS_VW),
-                                           acc[r][i]);
+                    acc[r * kb + i] = vf_fma(x, vf_load(q + (uint64_t)r * dkp + c), acc[r * kb + i]);
             }
         }
+        float tmp[PS_VW];
+        vf_store(tmp, vf_sum_each(acc));
 #pragma GCC unroll 4
         for (int r = 0; r < nr; r++)
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++)
-                if (i < w)
-                    vf_store(o + (uint64_t)r * dvp + c + (uint64_t)i * PS_VW, acc[r][i]);
+            memcpy(s + r * PS_ATTN_KEYS + j, tmp + r * kb, (size_t)kb * sizeof *s);
     }
 }
 
-/* Softmax step of one row: scores s[n] (padded to PS_VW) become exponentials; returns alpha. */
+/* o[r][dvp] = alpha[r] * o[r] + sum over j of p[r][j] * v[j], for nr rows, w vectors from column c. */
+PS_INLINE void add_columns(float *o, uint64_t dvp, const float *p, const float *alpha, const uint16_t *v,
+                           uint64_t stride, uint64_t dv, uint64_t n, const int nr, const int w) {
+    vf acc[4][4];
+#pragma GCC unroll 4
+    for (uint64_t r = 0; r < (uint64_t)nr; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < w; i++)
+            acc[r][i] = vf_mul(vf_load(o + r * dvp + i * PS_VW), vf_set1(alpha[r]));
+    for (uint64_t j = 0; j < n; j++) {
+        vf y[4];
+#pragma GCC unroll 4
+        for (int r = 0; r < nr; r++)
+            y[r] = vf_set1(p[(uint64_t)r * PS_ATTN_KEYS + j]);
+#pragma GCC unroll 4
+        for (uint64_t i = 0; i < (uint64_t)w; i++) {
+            const vf x = w == 1 ? load_halfs(v + j * stride, dv) : vf_load_f16(v + j * stride + i * PS_VW);
+#pragma GCC unroll 4
+            for (int r = 0; r < nr; r++)
+                acc[r][i] = vf_fma(y[r], x, acc[r][i]);
+        }
+    }
+#pragma GCC unroll 4
+    for (uint64_t r = 0; r < (uint64_t)nr; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < w; i++)
+            vf_store(o + r * dvp + i * PS_VW, acc[r][i]);
+}
+
+PS_INLINE void add_values(float *o, uint64_t dvp, const float *p, const float *alpha, const uint16_t *v,
+                          uint64_t stride, uint64_t dv, uint64_t n, const int nr) {
+    uint64_t c = 0;
+    for (; c + 4 * PS_VW <= dv; c += 4 * PS_VW)
+        add_columns(o + c, dvp, p, alpha, v + c, stride, dv - c, n, nr, 4);
+    for (; c < dv; c += PS_VW)
+        add_columns(o + c, dvp, p, alpha, v + c, stride, dv - c, n, nr, 1);
+}
+
+/* Softmax step of one row: scores s[n], room up to the next multiple of PS_VW, become exponentials; returns
+ * alpha. Key j of the block is seen where hi - window < j <= hi. */
 static float softmax_row(float *s, uint64_t n, int64_t hi, int64_t window, float *m, float *l) {
     const uint64_t np = pad_to(n, PS_VW);
-    /* Key j of the block is seen where hi - window < j <= hi. */
-    for (uint64_t j = 0; j < np; j++)
-        if (j >= n || (int64_t)j > hi || (window && (int64_t)j <= hi - window))
-            s[j] = -INFINITY;
+    const int64_t lo = window && hi - window >= 0 ? hi - window + 1 : 0;
+    for (uint64_t j = 0; (int64_t)j < lo && j < n; j++)
+        s[j] = -INFINITY;
+    for (uint64_t j = hi < 0 ? 0 : (uint64_t)hi + 1 < n ? (uint64_t)hi + 1 : n; j < np; j++)
+        s[j] = -INFINITY;
     vf top = vf_load(s);
     for (uint64_t j = PS_VW; j < np; j += PS_VW)
         top = vf_max(top, vf_load(s + j));
-    const float old = *m, best = vf_hmax(top) > old ? vf_hmax(top) : old;
+    const float old = *m, here = vf_hmax(top), best = here > old ? here : old;
     const float base = best > -INFINITY ? best : 0;
     vf sum = vf_set1(0);
     for (uint64_t j = 0; j < np; j += PS_VW) {
@@ -314,16 +333,24 @@ static float softmax_row(float *s, uint64_t n, int64_t hi, int64_t window, float
     return tmp[0];
 }
 
+/* nr rows of an item with few: one block of n keys that lie one behind the other in the cache. */
+PS_INLINE void few_block(const ps_layer *ly, const float *q, uint64_t dkp, float *o, uint64_t dvp, float *m,
+                         float *l, const uint16_t *k, const uint16_t *v, uint64_t n, const int64_t *hi,
+                         const int nr) {
+    float s[4 * PS_ATTN_KEYS], alpha[4];
+    dot_keys(q, dkp, k, (uint64_t)ly->n_head_kv * ly->head_dim_k, ly->head_dim_k, n, s, nr);
+    for (int r = 0; r < nr; r++)
+        alpha[r] = softmax_row(s + r * PS_ATTN_KEYS, n, hi[r], ly->window, m + r, l + r);
+    add_values(o, dvp, s, alpha, v, (uint64_t)ly->n_head_kv * ly->head_dim_v, ly->head_dim_v, n, nr);
+}
+
 static void few_rows(const attn_sink *k, float *mem) {
     const ps_layer *ly = k->a->layer;
     const ps_attn_item *it = k->it;
     const ps_seq_span *sp = it->span;
     const uint64_t dk = ly->head_dim_k, dv = ly->head_dim_v, dkp = pad_to(dk, PS_VW), dvp = pad_to(dv, PS_VW);
     const uint64_t group = ly->n_head / ly->n_head_kv;
-    const uint64_t keys = dkp > 512 || dvp > 512 ? PS_ATTN_KEYS / 4 : PS_ATTN_KEYS;
-    float *q = mem, *o = q + it->n * dkp, *kf = o + it->n * dvp, *vfl = kf + keys * dkp;
-    float *s = vfl + keys * dvp, *m = s + PS_ATTN_FEW_ROWS * PS_ATTN_KEYS, *l = m + PS_ATTN_FEW_ROWS;
-    float *alpha = l + PS_ATTN_FEW_ROWS;
+    float *q = mem, *o = q + it->n * dkp, m[PS_ATTN_FEW_ROWS], l[PS_ATTN_FEW_ROWS];
     memset(q, 0, it->n * (dkp + dvp) * sizeof *q);
     for (uint64_t r = 0; r < it->n; r++) {
         const float *row = query(k, r);
@@ -332,29 +359,26 @@ static void few_rows(const attn_sink *k, float *mem) {
         m[r] = -INFINITY;
         l[r] = 0;
     }
-    const uint16_t *kp = sp->k + it->kv_head * dk, *vp = sp->v + it->kv_head * dv;
-    for (uint64_t p = it->lo; p < it->hi; p += keys) {
-        const uint64_t n = it->hi - p < keys ? it->hi - p : keys, np = pad_to(n, PS_VW);
-        load_keys(kp, ly->n_head_kv * dk, dk, sp, p, n, np, kf, dkp);
-        load_keys(vp, ly->n_head_kv * dv, dv, sp, p, n, n, vfl, dvp);
-        for (uint64_t r = 0; r < it->n; r++) {
-            const int64_t pos = (int64_t)(sp->pos0 + (it->r0 + r) / group) - (int64_t)p;
-            float *sr = s + r * PS_ATTN_KEYS;
-            dot_keys(q + r * dkp, kf, dkp, np, sr);
-            alpha[r] = softmax_row(sr, n, pos, ly->window, m + r, l + r);
-        }
+    for (uint64_t p = it->lo, n; p < it->hi; p += n) {
+        const uint64_t at = p % sp->kv_rows;
+        n = it->hi - p < PS_ATTN_KEYS ? it->hi - p : PS_ATTN_KEYS;
+        n = sp->kv_rows - at < n ? sp->kv_rows - at : n;
+        const uint16_t *kp = sp->k + (at * ly->n_head_kv + it->kv_head) * dk;
+        const uint16_t *vp = sp->v + (at * ly->n_head_kv + it->kv_head) * dv;
         for (uint64_t r = 0; r < it->n; r += 4) {
-            const uint64_t left = it->n - r;
+            int64_t hi[4];
+            for (uint64_t i = 0; i < 4; i++)
+                hi[i] = (int64_t)(sp->pos0 + (it->r0 + r + i) / group) - (int64_t)p;
+            const float *rq = q + r * dkp;
             float *ro = o + r * dvp;
-            const float *rp = s + r * PS_ATTN_KEYS;
-            if (left >= 4)
-                add_values(ro, rp, alpha + r, vfl, dvp, n, 4);
-            else if (left == 3)
-                add_values(ro, rp, alpha + r, vfl, dvp, n, 3);
-            else if (left == 2)
-                add_values(ro, rp, alpha + r, vfl, dvp, n, 2);
+            if (it->n - r >= 4)
+                few_block(ly, rq, dkp, ro, dvp, m + r, l + r, kp, vp, n, hi, 4);
+            else if (it->n - r == 3)
+                few_block(ly, rq, dkp, ro, dvp, m + r, l + r, kp, vp, n, hi, 3);
+            else if (it->n - r == 2)
+                few_block(ly, rq, dkp, ro, dvp, m + r, l + r, kp, vp, n, hi, 2);
             else
-                add_values(ro, rp, alpha + r, vfl, dvp, n, 1);
+                few_block(ly, rq, dkp, ro, dvp, m + r, l + r, kp, vp, n, hi, 1);
         }
     }
     for (uint64_t r = 0; r < it->n; r++)
@@ -368,8 +392,12 @@ static void attend(const ps_kargs *a, uint64_t first, uint64_t n, uint32_t threa
         const attn_sink sink = {a, &it, ps_attn_scratch_of(a, split), split};
         if (it.n <= PS_ATTN_FEW_ROWS)
             few_rows(&sink, mem);
+        else if (it.n <= PS_VW)
+            many_rows(&sink, mem, 1);
+        else if (it.n <= 2 * PS_VW)
+            many_rows(&sink, mem, 2);
         else
-            many_rows(&sink, mem);
+            many_rows(&sink, mem, 3);
     }
 }
 

@@ -434,9 +434,10 @@ static ps_status parse_part(ps_gguf_part *part, uint32_t file, ps_gguf_tensor_li
     }
     if (!ps_align_u64(c.at, part->alignment, &part->data_offset))
         return ps_error_set(err, PS_E_DATA, "general.alignment", "the data offset overflows");
-    uint64_t end;
-    status = place_tensors(part, list->items + part->tensors_at, &end, err);
-    if (part->n_tensors == 0 && part->data_offset > part->size) {
+    uint64_t end = part->data_offset;
+    if (part->n_tensors != 0) {
+        status = place_tensors(part, list->items + part->tensors_at, &end, err);
+    } else if (end > part->size) {
         /* A file without tensors may end without padding. */
         part->data_offset = part->size;
         end = part->size;

@@ -32,10 +32,9 @@ static const ps_command command = {
     .synopsis = "[OPTIONS] OUT.gguf",
     .summary = "Write a synthetic model: right shapes, random weights, the same bytes for the same options.",
     .details =
-        "Presets: tiny-llama, tiny-qwen3, tiny-qwen3moe, tiny-gemma3, minitron-8b-f16, llama3-8b-q4_0, "
-        "llama3-70b, "
-        "qwen3-30b-a3b-q4_0. Types: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K. Norms, biases and "
-        "routers are F32.",
+        "Presets: tiny-llama, tiny-qwen3, tiny-qwen3moe, tiny-gemma3 (below 2 MB),\n"
+        "minitron-8b-f16, llama3-8b-q4_0, llama3-70b, qwen3-30b-a3b-q4_0.\n"
+        "Types: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K; norms, biases and routers are F32.",
     .examples = "pssynth --arch qwen3moe --type Q8_0 tiny.gguf\n"
                 "pssynth --preset llama3-70b --sparse 70b.gguf\n",
     .options = options,

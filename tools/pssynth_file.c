@@ -108,6 +108,7 @@ static ps_status make_header(const synth_shape *s, const synth_tensor *tensors, 
     if (ok)
         return PS_OK;
     free(*out);
+    *out = NULL;
     return ps_error_set(err, PS_E_NOMEM, "", "no memory for the header");
 }
 
@@ -187,11 +188,13 @@ ps_status synth_write(const char *path, const synth_shape *shape, uint64_t seed,
         e = write_weights(fd, tensors, n_tensors, data_bytes, seed);
     if (close(fd) != 0 && e == 0)
         e = errno;
-    if (e == 0 && rename(temp, path) != 0)
-        e = errno;
     if (e != 0) {
-        unlink(temp);
         status = ps_error_errno(err, PS_E_IO, path, e, "cannot write");
+    } else if (rename(temp, path) != 0) {
+        status = ps_error_errno(err, PS_E_CANTCREATE, path, errno, "cannot create");
+    }
+    if (status != PS_OK) {
+        unlink(temp);
         goto done;
     }
     *out_bytes = header_bytes + data_bytes;

@@ -301,6 +301,9 @@ static ps_status add_rows(tensor_list *list, const tensor_row *rows, size_t n, u
 
 static ps_status check_shape(const synth_shape *s, ps_error *err) {
     bool moe = s->arch == SYNTH_QWEN3MOE;
+    if (s->n_vocab < 512)
+        return ps_error_set(err, PS_E_USAGE, "--n-vocab",
+                            "fewer than 512 tokens do not hold the bytes and signs");
     if (s->n_head % s->n_head_kv != 0)
         return ps_error_set(err, PS_E_USAGE, "--n-head-kv", "%llu does not divide the %llu heads",
                             (unsigned long long)s->n_head_kv, (unsigned long long)s->n_head);

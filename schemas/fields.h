@@ -28,10 +28,12 @@ uint32_t ps_names_find(const ps_names *names, const char *text);
 /* X(NAME, bytes in the binary plan; 0: the field's own size) */
 #define PS_FIELD_LIST(X)                                                                                     \
     X(U16, 2)                                                                                                \
-    X(U32, 4) X(U64, 8) X(F64, 8) X(BOOL, 4) /* 0 or 1 */                                                    \
-        X(ENUM, 4)                           /* spelt by name in YAML */                                     \
-        X(CHARS, 0)                          /* char[size], NUL-padded */                                    \
-        X(HASH, 16)                          /* 32 hex digits in YAML */
+    X(U32, 4)                                                                                                \
+    X(U64, 8)                                                                                                \
+    X(F64, 8) X(BOOL, 4) /* 0 or 1 */                                                                        \
+        X(ENUM, 4)       /* spelt by name in YAML */                                                         \
+        X(CHARS, 0)      /* char[size], NUL-padded */                                                        \
+        X(HASH, 16)      /* 32 hex digits in YAML */
 typedef enum ps_field_type {
 #define PS_FIELD_ENUM_ROW(name, bytes) PS_FIELD_##name,
     PS_FIELD_LIST(PS_FIELD_ENUM_ROW)

@@ -102,8 +102,15 @@ typedef struct ps_instr {
     uint16_t dst;
     uint32_t n_waits;
     uint32_t wait[PS_MAX_WAITS]; /* distances back in the expanded stream (1 = the instruction before),
-                                    ascending; instructions of a queue also start in their order */
+                                    ascending; see below */
 } ps_instr;
+
+/* Order. An instruction starts when all it waits for have ended; a distance that reaches before the start of the
+ * stream waits for nothing. Instructions of a queue start in their order: on gpu, h2d and d2h each ends before
+ * the next starts; on cpu they may overlap, except that two that use scratch never do.
+ * Rows. A buffer of STEP rows holds all tokens of the step; in a block over tiles an instruction works on the rows of
+ * its tile. Outside such blocks, and apart from the outputs, an instruction works on tile 0 alone, so only steps
+ * of one tile can do with them. GATHER reads the STEP rows of all tiles. */
 
 typedef struct ps_block {
     ps_loop loop;

@@ -1,0 +1,64 @@
+/* A small model and a plan for it, ready to be broken. */
+#ifndef PS_TESTS_PLAN_CASE_H
+#define PS_TESTS_PLAN_CASE_H
+
+#include "tests/model_builder.h"
+#include "tests/plan_builder.h"
+
+typedef struct plan_case {
+    mb file;
+    ps_gguf *gguf;
+    ps_model *model;
+    ps_plan *plan;
+} plan_case;
+
+/* Levels of plan_case_open: 0 plain and tiled tiers on the host, 1 a larger bucket, 2 GPU. */
+static const pb_config plan_case_levels[] = {
+    {.bucket_tokens = 1024,
+     .n_seqs = 1,
+     .n_threads = 2,
+     .n_tiers = 3,
+     .tiers = {1, 8, 512},
+     .programs = {0, 0, 0}},
+    {.bucket_tokens = 16384,
+     .n_seqs = 2,
+     .n_threads = 4,
+     .n_tiers = 3,
+     .tiers = {1, 2048, 8192},
+     .programs = {0, 0, 1}},
+    {.gpu = true,
+     .bucket_tokens = 1024,
+     .n_seqs = 1,
+     .n_threads = 2,
+     .n_tiers = 2,
+     .tiers = {1, 64},
+     .programs = {2, 2}},
+};
+
+static inline void plan_case_open_with(plan_case *c, const mb_shape *shape, const pb_config *levels,
+                                       uint32_t n) {
+    uint64_t size;
+    ps_error err = {0};
+    memset(c, 0, sizeof *c);
+    mb_model(&c->file, shape);
+    const uint8_t *data = mb_finish(&c->file, &size);
+    if (ps_gguf_open_memory(data, size, "test.gguf", &c->gguf, &err) != PS_OK ||
+        ps_model_open(c->gguf, &c->model, &err) != PS_OK) {
+        fprintf(stderr, "model: %s: %s\n", err.subject, err.message);
+        abort();
+    }
+    c->plan = pb_plan(c->model, levels, n);
+}
+
+static inline void plan_case_open(plan_case *c, const mb_shape *shape) {
+    plan_case_open_with(c, shape, plan_case_levels, 3);
+}
+
+static inline void plan_case_close(plan_case *c) {
+    ps_plan_free(c->plan);
+    ps_model_close(c->model);
+    ps_gguf_close(c->gguf);
+    mb_free(&c->file);
+}
+
+#endif

@@ -226,14 +226,10 @@ static ps_status check_columns(const ps_yaml_doc *doc, const ps_yaml_node *colum
     return PS_OK;
 }
 
-ps_status ps_fields_open_table(const ps_yaml_doc *doc, const ps_yaml_node *map, const ps_fields *fields,
-                               const ps_yaml_node **out_rows, ps_error *err) {
-    static const char *const keys[] = {"columns", "rows", NULL};
-    static const ps_fields none = {0, NULL};
+ps_status ps_fields_find_rows(const ps_yaml_doc *doc, const ps_yaml_node *map, const ps_fields *fields,
+                              const ps_yaml_node **out_rows, ps_error *err) {
     const ps_yaml_node *columns, *rows = NULL;
-    ps_status status = ps_fields_check_keys(doc, map, &none, keys, err);
-    if (status == PS_OK)
-        status = ps_yaml_need(doc, map, "columns", PS_YAML_SEQ, &columns, err);
+    ps_status status = ps_yaml_need(doc, map, "columns", PS_YAML_SEQ, &columns, err);
     if (status == PS_OK)
         status = check_columns(doc, columns, fields, err);
     if (status == PS_OK)
@@ -245,6 +241,14 @@ ps_status ps_fields_open_table(const ps_yaml_doc *doc, const ps_yaml_node *map, 
             return ps_yaml_error(doc, r, PS_E_DATA, err, "must be a sequence of %u values", fields->n);
     *out_rows = rows;
     return PS_OK;
+}
+
+ps_status ps_fields_open_table(const ps_yaml_doc *doc, const ps_yaml_node *map, const ps_fields *fields,
+                               const ps_yaml_node **out_rows, ps_error *err) {
+    static const char *const keys[] = {"columns", "rows", NULL};
+    static const ps_fields none = {0, NULL};
+    ps_status status = ps_fields_check_keys(doc, map, &none, keys, err);
+    return status == PS_OK ? ps_fields_find_rows(doc, map, fields, out_rows, err) : status;
 }
 
 ps_status ps_fields_read_rows(const ps_yaml_doc *doc, const ps_yaml_node *rows, const ps_fields *fields,
@@ -298,6 +302,15 @@ static void write_value(ps_text *t, const ps_field *f, const void *record) {
         ps_text_printf(t, "\"%s\"", ps_hash_hex((const uint8_t *)at, hex));
         break;
     }
+}
+
+void ps_fields_write_json(ps_text *t, const ps_field *field, const void *record) {
+    bool bare = field->type == PS_FIELD_ENUM;
+    if (bare)
+        ps_write_str(t, "\"");
+    write_value(t, field, record);
+    if (bare)
+        ps_write_str(t, "\"");
 }
 
 void ps_fields_write_lines(ps_text *t, uint32_t indent, const ps_fields *fields, const void *record) {

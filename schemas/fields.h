@@ -30,10 +30,11 @@ uint32_t ps_names_find(const ps_names *names, const char *text);
     X(U16, 2)                                                                                                \
     X(U32, 4)                                                                                                \
     X(U64, 8)                                                                                                \
-    X(F64, 8) X(BOOL, 4) /* 0 or 1 */                                                                        \
-        X(ENUM, 4)       /* spelt by name in YAML */                                                         \
-        X(CHARS, 0)      /* char[size], NUL-padded */                                                        \
-        X(HASH, 16)      /* 32 hex digits in YAML */
+    X(F64, 8)                                                                                                \
+    X(BOOL, 4)      /* 0 or 1 */                                                                             \
+        X(ENUM, 4)  /* spelt by name in YAML */                                                              \
+        X(CHARS, 0) /* char[size], NUL-padded */                                                             \
+        X(HASH, 16) /* 32 hex digits in YAML */
 typedef enum ps_field_type {
 #define PS_FIELD_ENUM_ROW(name, bytes) PS_FIELD_##name,
     PS_FIELD_LIST(PS_FIELD_ENUM_ROW)
@@ -70,6 +71,9 @@ ps_status ps_fields_read_row(const ps_yaml_doc *doc, const ps_yaml_node *seq, co
  * must have a value for each, so that an array of out_rows->n records is within a constant of the text. */
 ps_status ps_fields_open_table(const ps_yaml_doc *doc, const ps_yaml_node *map, const ps_fields *fields,
                                const ps_yaml_node **out_rows, ps_error *err);
+/* The same where "columns" and "rows" are keys among others, which the caller has checked. */
+ps_status ps_fields_find_rows(const ps_yaml_doc *doc, const ps_yaml_node *map, const ps_fields *fields,
+                              const ps_yaml_node **out_rows, ps_error *err);
 /* Fill the array that the caller made for the rows. */
 ps_status ps_fields_read_rows(const ps_yaml_doc *doc, const ps_yaml_node *rows, const ps_fields *fields,
                               void *records, size_t record_bytes, ps_error *err);
@@ -81,6 +85,8 @@ ps_status ps_fields_check_keys(const ps_yaml_doc *doc, const ps_yaml_node *map, 
 void ps_fields_write_lines(ps_text *t, uint32_t indent, const ps_fields *fields, const void *record);
 /* "key: value, key: value", without braces. */
 void ps_fields_write_flow(ps_text *t, const ps_fields *fields, const void *record);
+/* One value as JSON: as in YAML, with names quoted. */
+void ps_fields_write_json(ps_text *t, const ps_field *field, const void *record);
 void ps_fields_write_row(ps_text *t, const ps_fields *fields, const void *record);
 void ps_fields_write_table(ps_text *t, uint32_t indent, const ps_fields *fields, const void *records,
                            uint32_t n, size_t record_bytes);

@@ -236,6 +236,10 @@ ps_status ps_tokenizer_open(const ps_gguf *gguf, ps_tokenizer **out, ps_error *e
     if (status == PS_OK)
         status = t->spm ? load_byte_tokens(t, err) : ps_tokenizer_load_merges(t, gguf, err);
     if (status != PS_OK) {
+        /* The typed getters of the reader have named the file already. */
+        const char *path = gguf->files[0].path;
+        if (err != NULL && strncmp(err->subject, path, strlen(path)) != 0)
+            ps_error_prefix(err, path);
         ps_tokenizer_close(t);
         return status;
     }

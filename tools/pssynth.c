@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli.h"
 #include "core/options.h"
 #include "pssynth.h"
 
@@ -22,8 +23,7 @@ static const ps_option options[] = {
     {"no-tokenizer", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Write no vocabulary."},
     {"sparse", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Full length, real header, weights a hole."},
     {"seed", 's', PS_OPT_U64, "N", "1", 0, 0, "Seed of the weights."},
-    {"help", 'h', PS_OPT_FLAG, NULL, NULL, 0, 0, "Show this help."},
-};
+    PS_CLI_ROWS};
 #undef NUMBER_ROW
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
 
@@ -32,9 +32,10 @@ static const ps_command command = {
     .synopsis = "[OPTIONS] OUT.gguf",
     .summary = "Write a synthetic model: right shapes, random weights, the same bytes for the same options.",
     .details =
-        "Presets: tiny-llama, tiny-qwen3, tiny-qwen3moe, tiny-gemma3 (below 2 MB),\n"
-        "minitron-8b-f16, llama3-8b-q4_0, llama3-70b, qwen3-30b-a3b-q4_0.\n"
-        "Types: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K; norms, biases and routers are F32.",
+        "Presets: tiny-llama, tiny-qwen3, tiny-qwen3moe, tiny-gemma3, minitron-8b-f16, llama3-8b-q4_0, "
+        "llama3-70b, "
+        "qwen3-30b-a3b-q4_0. Types: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K. Norms, biases and "
+        "routers are F32.",
     .examples = "pssynth --arch qwen3moe --type Q8_0 tiny.gguf\n"
                 "pssynth --preset llama3-70b --sparse 70b.gguf\n",
     .options = options,
@@ -114,14 +115,8 @@ int main(int argc, char **argv) {
     synth_shape shape;
     uint64_t bytes = 0;
     ps_status status = ps_options_parse(&command, argc, argv, values, &path, &n_args, &err);
-    if (status == PS_OK && get(values, "help")->set) {
-        char *help = ps_options_help(&command);
-        if (help == NULL)
-            return ps_status_exit_code(PS_E_NOMEM);
-        fputs(help, stdout);
-        free(help);
-        return 0;
-    }
+    if (status == PS_OK && ps_cli_answer(&command, values))
+        return ps_cli_finish("pssynth", PS_OK, &err);
     if (status == PS_OK && n_args == 0)
         status = ps_error_set(&err, PS_E_USAGE, "OUT.gguf", "no file to write was given; see --help");
     if (status == PS_OK)
@@ -129,11 +124,7 @@ int main(int argc, char **argv) {
     if (status == PS_OK)
         status = synth_write(path, &shape, get(values, "seed")->u64, get(values, "sparse")->set,
                              get(values, "no-tokenizer")->set, &bytes, &err);
-    if (status != PS_OK) {
-        char line[600];
-        fprintf(stderr, "pssynth: %s\n", ps_error_format(&err, line, sizeof line));
-        return ps_status_exit_code(status);
-    }
-    fprintf(stderr, "%s: %s, %.1f MB\n", path, shape.preset, (double)bytes / 1e6);
-    return 0;
+    if (status == PS_OK)
+        fprintf(stderr, "%s: %s, %.1f MB\n", path, shape.preset, (double)bytes / 1e6);
+    return ps_cli_finish("pssynth", status, &err);
 }

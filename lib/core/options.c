@@ -169,9 +169,14 @@ ps_status ps_options_parse(const ps_command *c, int argc, char *const *argv, ps_
             positional[n++] = argv[i];
         }
     }
-    /* --help is answered without the arguments that a run needs. */
-    const ps_option *help = find_long(c, "help", 4);
-    if (n < c->min_args && (help == NULL || !values[help - c->options].set))
+    /* These are answered without the arguments that a run needs. */
+    static const char *const answers[] = {"help", "man", "version"};
+    bool answered = false;
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+        const ps_option *o = find_long(c, answers[i], strlen(answers[i]));
+        answered |= o != NULL && values[o - c->options].set;
+    }
+    if (n < c->min_args && !answered)
         return usage(err, c, c->name, "an argument is missing");
     *out_n_positional = n;
     return PS_OK;

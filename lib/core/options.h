@@ -45,7 +45,8 @@ typedef struct ps_command {
 
 /* Parse argv[1..]. values: one per row of the table. positional: room for command->max_args pointers.
  * "--" ends options; "--name=value", "--name value", "-n value" and "-nvalue" are understood; no
- * abbreviations. Errors: PS_E_USAGE naming the option. Allocates nothing. */
+ * abbreviations; with --help, --man or --version arguments may be missing. Errors: PS_E_USAGE naming the
+ * option. Allocates nothing. */
 ps_status ps_options_parse(const ps_command *command, int argc, char *const *argv, ps_opt_value *values,
                            const char **positional, uint32_t *out_n_positional, ps_error *err);
 /* Value of an option by name; the name must be in the table (an assert otherwise). */

@@ -1,0 +1,238 @@
+/* Opening and closing an engine: model, plan, level, thread team, arena. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "core/checked.h"
+#include "core/clock.h"
+#include "runtime-min/engine_internal.h"
+
+/* The plan's kernels must be this build's kernels, row by row: the hash alone could be forged. */
+static ps_status match_kernels(const ps_engine *e, const char *plan_path, ps_error *err) {
+    uint8_t own[PS_HASH_BYTES];
+    ps_kernel_set_hash(own);
+    bool same = memcmp(own, e->plan->kernel_set, sizeof own) == 0;
+    for (uint32_t i = 0; same && i < e->plan->n_kernels; i++) {
+        const ps_kernel_spec *s = &e->plan->kernels[i];
+        const ps_kernel *k = ps_kernel_find(s->id);
+        uint8_t a[PS_HASH_BYTES], b[PS_HASH_BYTES];
+        if (k == NULL) {
+            same = false;
+        } else {
+            ps_kernel_spec_hash(s, 1, a);
+            ps_kernel_spec_hash(&k->spec, 1, b);
+            same = memcmp(a, b, sizeof a) == 0;
+        }
+    }
+    if (same)
+        return PS_OK;
+    return ps_error_set(
+        err, PS_E_MISMATCH, plan_path,
+        "was made for another set of kernels than this build has; run pstune and psplan again");
+}
+
+/* Prefer the smallest bucket that holds the context, then the fewest sequences, then the most threads. */
+static bool better(const ps_level *a, const ps_level *b, bool want_largest) {
+    if (a->bucket_tokens != b->bucket_tokens)
+        return want_largest ? a->bucket_tokens > b->bucket_tokens : a->bucket_tokens < b->bucket_tokens;
+    if (a->n_seqs != b->n_seqs)
+        return a->n_seqs < b->n_seqs;
+    return a->n_threads > b->n_threads;
+}
+
+static ps_status choose_level(ps_engine *e, const ps_engine_options *o, ps_error *err) {
+    const ps_plan *p = e->plan;
+    const char *budget = o->budget != NULL ? o->budget : p->n_levels != 0 ? p->levels[0].budget : "";
+    uint32_t n_sessions = o->n_sessions == 0 ? 1 : o->n_sessions;
+    uint64_t largest = 0;
+    bool budget_known = false, threads_fit = false, sessions_fit = false;
+    for (uint32_t i = 0; i < p->n_levels; i++) {
+        const ps_level *l = &p->levels[i];
+        if (strcmp(l->budget, budget) != 0)
+            continue;
+        budget_known = true;
+        if (l->n_threads > e->machine->n_allowed || (o->n_threads != 0 && l->n_threads != o->n_threads))
+            continue;
+        threads_fit = true;
+        if (l->n_seqs < n_sessions)
+            continue;
+        sessions_fit = true;
+        largest = l->bucket_tokens > largest ? l->bucket_tokens : largest;
+        if (l->bucket_tokens >= o->context && (e->level == NULL || better(l, e->level, o->context == 0))) {
+            e->level = l;
+            e->level_index = i;
+        }
+    }
+    if (e->level != NULL) {
+        e->info.n_sessions = n_sessions;
+        return PS_OK;
+    }
+    if (!budget_known)
+        return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no budget '%.24s'", budget);
+    if (!threads_fit && o->n_threads != 0)
+        return ps_error_set(err, PS_E_USAGE, o->plan_path,
+                            "has no level for %u threads that this machine allows (%u at most)", o->n_threads,
+                            e->machine->n_allowed);
+    if (!threads_fit)
+        return ps_error_set(err, PS_E_USAGE, o->plan_path,
+                            "has no level for the %u threads this process may use; plan with --threads %u",
+                            e->machine->n_allowed, e->machine->n_allowed);
+    if (!sessions_fit)
+        return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no level for %u sequences", n_sessions);
+    return ps_error_set(err, PS_E_USAGE, o->plan_path,
+                        "has no level for a context of %llu tokens; the largest is %llu",
+                        (unsigned long long)o->context, (unsigned long long)largest);
+}
+
+/* The host arena is zero pages until it is used; large pages where the system has them. */
+static ps_status map_arena(ps_engine *e, ps_error *err) {
+    uint64_t bytes = e->level->host_arena_bytes;
+    if (bytes == 0)
+        return PS_OK;
+    void *p =
+        mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return ps_error_set(err, PS_E_NOMEM, e->info.budget, "no memory for an arena of %llu bytes",
+                            (unsigned long long)bytes);
+    (void)madvise(p, (size_t)bytes, MADV_HUGEPAGE); /* an optimisation only: it may not be offered */
+    e->host_arena = p;
+    return PS_OK;
+}
+
+/* Everything a step needs, so that steps allocate nothing. */
+static ps_status size_step_data(ps_engine *e, ps_error *err) {
+    uint64_t max_outputs = 0, n_spreads = 0;
+    e->n_events = 0;
+    for (uint32_t i = 0; i < e->n_tiers; i++) {
+        const ps_run_tier *t = &e->tiers[i];
+        uint32_t n_tiles = (t->tier->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS;
+        uint64_t length = ps_run_stream_length(t, n_tiles), phases = 0;
+        for (uint32_t s = 0; s < t->n_segments; s++)
+            for (uint32_t k = 0; k < t->segments[s].n_ops; k++)
+                phases += (uint64_t)t->ops[t->segments[s].op0 + k].variant->n_phases *
+                          (t->segments[s].over_tiles ? n_tiles : 1);
+        e->n_events = length > e->n_events ? length : e->n_events;
+        n_spreads = phases > n_spreads ? phases : n_spreads;
+        max_outputs = t->tier->max_outputs > max_outputs ? t->tier->max_outputs : max_outputs;
+    }
+    uint64_t max_tokens = e->tiers[e->n_tiers - 1].tier->max_tokens;
+    e->info.max_step_tokens = (uint32_t)max_tokens;
+    ps_arena *a = e->arena;
+    e->n_spreads = n_spreads;
+    e->spreads = ps_arena_array(a, n_spreads, sizeof *e->spreads);
+    e->tokens = ps_arena_array(a, max_tokens, sizeof *e->tokens);
+    e->positions = ps_arena_array(a, max_tokens, sizeof *e->positions);
+    e->outputs = ps_arena_array(a, max_tokens, sizeof *e->outputs);
+    e->output_logits = ps_arena_array(a, max_tokens, sizeof *e->output_logits);
+    e->output_sampled = ps_arena_array(a, max_tokens, sizeof *e->output_sampled);
+    e->samplers = ps_arena_array(a, max_tokens, sizeof *e->samplers);
+    e->spans = ps_arena_array(a, e->info.n_sessions, sizeof *e->spans);
+    e->span_slot = ps_arena_array(a, e->info.n_sessions, sizeof *e->span_slot);
+    e->item_done = ps_arena_array(a, e->info.n_sessions, sizeof *e->item_done);
+    e->thread_spans =
+        ps_arena_array(a, (uint64_t)e->info.n_sessions * e->info.n_threads, sizeof *e->thread_spans);
+    e->sessions = ps_arena_array(a, e->info.n_sessions, sizeof *e->sessions);
+    if (!e->spreads || !e->tokens || !e->positions || !e->outputs || !e->output_logits ||
+        !e->output_sampled || !e->samplers || !e->spans || !e->span_slot || !e->item_done ||
+        !e->thread_spans || !e->sessions)
+        return ps_error_set(err, PS_E_NOMEM, e->info.budget, "no memory for step data");
+    return PS_OK;
+}
+
+static ps_status open_all(ps_engine *e, const ps_engine_options *o, ps_error *err) {
+    ps_status status;
+    if ((status = ps_gguf_open(o->model_path, &e->gguf, err)) != PS_OK)
+        return status;
+    if ((status = ps_model_open(e->gguf, &e->model, err)) != PS_OK ||
+        (status = ps_tokenizer_open(e->gguf, &e->tokenizer, err)) != PS_OK) {
+        if (err != NULL && strncmp(err->subject, o->model_path, strlen(o->model_path)) != 0)
+            ps_error_prefix(err, o->model_path);
+        return status;
+    }
+    if (ps_chat_open(e->gguf, &e->chat, &e->chat_error) != PS_OK)
+        e->chat = NULL; /* said when a conversation is asked for */
+    if ((status = ps_machine_open(NULL, &e->machine, err)) != PS_OK ||
+        (status = ps_plan_read(o->plan_path, &e->plan, err)) != PS_OK)
+        return status;
+    if ((status = ps_plan_match_model(e->plan, e->model, err)) != PS_OK) {
+        ps_error_prefix(err, o->plan_path);
+        return status;
+    }
+    if ((status = match_kernels(e, o->plan_path, err)) != PS_OK ||
+        (status = choose_level(e, o, err)) != PS_OK)
+        return status;
+    if ((status = ps_plan_check(e->plan, e->level, e->model, err)) != PS_OK) {
+        ps_error_prefix(err, o->plan_path);
+        return status;
+    }
+    e->info.budget = e->level->budget;
+    e->info.n_threads = e->level->n_threads;
+    if ((status = map_arena(e, err)) != PS_OK || (status = ps_engine_resolve(e, err)) != PS_OK ||
+        (status = size_step_data(e, err)) != PS_OK)
+        return status;
+    return ps_pool_new(e->machine, e->info.n_threads, &e->pool, err);
+}
+
+/* Ask the kernel to read the weights ahead, so that the first step does not fault them in page by page. */
+static void read_ahead(const ps_gguf *g) {
+    for (uint32_t i = 0; i < g->n_files; i++)
+        (void)madvise((void *)(uintptr_t)g->files[i].data, (size_t)g->files[i].size, MADV_WILLNEED);
+}
+
+ps_status ps_engine_open(const ps_engine_options *o, ps_engine **out, ps_error *err) {
+    uint64_t start_ns = ps_clock_ns();
+    ps_engine *e = calloc(1, sizeof *e);
+    if (e == NULL)
+        return ps_error_set(err, PS_E_NOMEM, o->model_path, "no memory");
+    e->verify = o->verify;
+    e->arena = ps_arena_new(UINT64_MAX);
+    ps_status status =
+        e->arena == NULL ? ps_error_set(err, PS_E_NOMEM, o->model_path, "no memory") : open_all(e, o, err);
+    if (status != PS_OK) {
+        ps_engine_close(e);
+        return status;
+    }
+    read_ahead(e->gguf);
+    uint8_t machine[PS_HASH_BYTES];
+    ps_machine_hash(e->machine, machine);
+    e->info.model_name = e->model->name;
+    e->info.arch = e->model->arch_name;
+    e->info.cpu_level = ps_cpu_level_name(ps_cpu_level_detect());
+    e->info.weights = "mapped file";
+    e->info.n_vocab = e->model->n_vocab;
+    e->info.n_layers = e->model->n_layers;
+    e->info.context = e->level->bucket_tokens;
+    e->info.weight_bytes = e->model->weight_bytes;
+    e->info.arena_bytes = e->level->host_arena_bytes;
+    e->info.other_machine = memcmp(machine, e->plan->machine_hash, sizeof machine) != 0;
+    e->info.synthetic_profile = e->plan->synthetic_profile;
+    e->info.load_ns = ps_clock_ns() - start_ns;
+    *out = e;
+    return PS_OK;
+}
+
+void ps_engine_close(ps_engine *e) {
+    if (e == NULL)
+        return;
+    ps_pool_free(e->pool);
+    if (e->host_arena != NULL)
+        munmap(e->host_arena, (size_t)e->level->host_arena_bytes);
+    ps_arena_free(e->trace.arena);
+    free(e->event_ns);
+    ps_plan_free(e->plan);
+    ps_machine_close(e->machine);
+    ps_chat_close(e->chat);
+    ps_tokenizer_close(e->tokenizer);
+    ps_model_close(e->model);
+    ps_gguf_close(e->gguf);
+    ps_arena_free(e->arena);
+    free(e);
+}
+
+const ps_engine_info *ps_engine_get_info(const ps_engine *e) {
+    return &e->info;
+}
+
+void ps_engine_get_stats(const ps_engine *e, ps_engine_stats *out) {
+    *out = e->stats;
+}

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# psrun on a tiny random model: right runs are reproducible, wrong inputs give one line and the right exit code.
+set -uo pipefail
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+bin=${PS_BIN:?}
+failures=0
+
+fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+
+# expect CODE TEXT COMMAND...: exit code, exactly one line on standard error, TEXT in it, nothing on standard output.
+expect() {
+  local code=$1 text=$2 got
+  shift 2
+  "$@" >"$dir/out" 2>"$dir/err" </dev/null
+  got=$?
+  [ "$got" -eq "$code" ] || fail "$* : exit $got, expected $code: $(cat "$dir/err")"
+  [ "$(wc -l <"$dir/err")" -eq 1 ] || fail "$* : not one line: $(cat "$dir/err")"
+  grep -qF -- "$text" "$dir/err" || fail "$* : '$text' is not in: $(cat "$dir/err")"
+  [ -s "$dir/out" ] && fail "$* : printed: $(head -c 200 "$dir/out")"
+}
+
+must() { "$@" >"$dir/log" 2>&1 || { cat "$dir/log"; fail "$*"; }; }
+
+m=$dir/m.gguf p=$dir/m.plan.yaml
+must "$bin/pssynth" --preset tiny-llama "$m"
+must "$bin/pssynth" --preset tiny-qwen3 "$dir/other.gguf"
+must "$bin/pstune" --null --output "$dir/profile.yaml"
+must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --output "$p" "$m"
+must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --format binary --output "$dir/m.plan.bin" "$m"
+run=("$bin/psrun" --quiet --raw --plan "$p")
+
+# Right runs: same seed same answer, YAML and binary plan agree, every instruction within its tolerance.
+"${run[@]}" -m 'Hello there' -n 12 "$m" >"$dir/a" || fail "greedy run"
+"$bin/psrun" --quiet --raw --plan "$dir/m.plan.bin" -m 'Hello there' -n 12 "$m" >"$dir/b" || fail "binary plan"
+cmp -s "$dir/a" "$dir/b" || fail "YAML and binary plan differ"
+"${run[@]}" --verify -m 'Hello there' -n 12 "$m" >"$dir/b" || fail "verify"
+cmp -s "$dir/a" "$dir/b" || fail "verify changes the answer"
+printf 'Hello there' | "${run[@]}" -m - -n 12 "$m" >"$dir/b" || fail "prompt from standard input"
+cmp -s "$dir/a" "$dir/b" || fail "prompt from standard input differs"
+sample=(--temperature 0.9 --top-k 20 --top-p 0.95 --min-p 0.01)
+"${run[@]}" "${sample[@]}" --seed 7 -m 'Hi' -n 20 "$m" >"$dir/a" && "${run[@]}" "${sample[@]}" --seed 7 -m 'Hi' -n 20 "$m" >"$dir/b" || fail "sampling"
+cmp -s "$dir/a" "$dir/b" || fail "same seed, different answer"
+"${run[@]}" "${sample[@]}" --seed 8 -m 'Hi' -n 20 "$m" >"$dir/b"
+cmp -s "$dir/a" "$dir/b" && fail "another seed, same answer"
+"${run[@]}" --json -m 'Hi' -n 5 "$m" | python3 -c 'import json,sys; d=json.load(sys.stdin); assert d["generated_tokens"] <= 5 and d["decode_predicted_s"] > 0, d' || fail "--json"
+"${run[@]}" --bench --bench-prompt 40 --bench-decode 5 --repeat 2 --json "$m" | python3 -c 'import json,sys; d=json.load(sys.stdin); assert d["prefill"]["n"] == 2 and d["decode"]["median_s"] > 0, d' || fail "--bench"
+# A trace: readable, one event per instruction, and psplan turns it into a timeline.
+"${run[@]}" -m 'Hello there' -n 3 --trace "$dir/t.json" "$m" >/dev/null || fail "--trace"
+python3 -c 'import json,sys; d=json.load(open(sys.argv[1])); s=d["steps"]; assert len(s) == 3 and all(x["events"] for x in s), d' "$dir/t.json" || fail "trace"
+must "$bin/psplan" emit timeline "$dir/t.json" --output "$dir/tl.json"
+python3 -c 'import json,sys; d=json.load(open(sys.argv[1])); assert any(e.get("ph") == "X" for e in d["traceEvents"])' "$dir/tl.json" || fail "timeline"
+# Logits of given tokens: a row of the vocabulary per token, the same for any thread count and window split.
+python3 -c 'import array,sys; array.array("i", [i % 50 for i in range(48)]).tofile(open(sys.argv[1], "wb"))' "$dir/ids"
+"${run[@]}" --teacher-force "$dir/ids" --window 48 --logits-out "$dir/l" "$m" || fail "--teacher-force"
+[ $(($(stat -c %s "$dir/l") % (48 * 4))) -eq 0 ] && [ -s "$dir/l" ] || fail "logits have the wrong size"
+
+# Wrong inputs.
+: >"$dir/empty"
+printf 'this is not a model file at all, but it is long enough to be one' >"$dir/magic"
+head -c 3000 "$m" >"$dir/short"
+sed 's/^version: .*/version: 99/' "$p" >"$dir/v99"
+expect 66 "$dir/no.gguf" "${run[@]}" -m x "$dir/no.gguf"
+expect 66 "is a directory" "${run[@]}" -m x "$dir"
+expect 65 "$dir/empty" "${run[@]}" -m x "$dir/empty"
+expect 65 "$dir/magic" "${run[@]}" -m x "$dir/magic"
+expect 65 "$dir/short" "${run[@]}" -m x "$dir/short"
+expect 1 "$p" "${run[@]}" -m x "$dir/other.gguf"
+expect 66 "$dir/no.plan" "$bin/psrun" --plan "$dir/no.plan" -m x "$m"
+expect 65 "$dir/v99" "$bin/psrun" --plan "$dir/v99" -m x "$m"
+expect 65 "$dir/empty" "$bin/psrun" --plan "$dir/empty" -m x "$m"
+expect 64 "psplan" "$bin/psrun" -m x "$m" --plan
+expect 66 "psplan" env -C "$dir" "$bin/psrun" -m x "$dir/other.gguf"
+expect 64 "no budget '0'" "${run[@]}" --budget 0 -m x "$m"
+expect 64 "99999" "${run[@]}" --context 99999 -m x "$m"
+expect 64 "unknown option" "${run[@]}" --frobnicate "$m"
+expect 64 "--tokens" "${run[@]}" -n 0 -m x "$m"
+expect 64 "give one of" "${run[@]}" "$m"
+expect 64 "is empty" "${run[@]}" -m '' "$m"
+expect 64 "--top-p" "${run[@]}" --top-p 1.5 -m x "$m"
+expect 64 "context" "${run[@]}" -m "$(printf 'word %.0s' $(seq 600))" "$m"
+expect 64 "argument is missing" "$bin/psrun"
+expect 64 "--logits-out" "${run[@]}" --teacher-force "$dir/ids" "$m"
+expect 73 "$dir/none/x" "${run[@]}" --teacher-force "$dir/ids" --logits-out "$dir/none/x" "$m"
+expect 65 "int32" "${run[@]}" --teacher-force "$dir/short" --logits-out "$dir/l" "$m"
+"${run[@]}" -m 'Hi' -n 3 --trace "$dir/none/t.json" "$m" >/dev/null 2>"$dir/err"
+[ $? -eq 73 ] || fail "trace to a missing folder: $(cat "$dir/err")"
+"$bin/psrun" --help | grep -q -- --teacher-force || fail "--help"
+"$bin/psrun" --version | grep -q '^psrun [0-9]' || fail "--version"
+if [ -w /dev/full ]; then
+  "${run[@]}" -m 'Hi' -n 3 "$m" >/dev/full 2>"$dir/err"
+  [ $? -eq 74 ] || fail "full disk: $(cat "$dir/err")"
+fi
+
+[ "$failures" -eq 0 ] && echo "psrun: all as expected"
+exit $((failures != 0))

@@ -1,0 +1,155 @@
+/* psrun --bench: prefill of a prompt of random tokens and decode after it, in turn, medians with quartiles,
+ * beside what the plan predicted. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/clock.h"
+#include "core/json.h"
+#include "psrun_internal.h"
+
+typedef struct bench_row {
+    const char *name;
+    uint64_t n_tokens; /* of one sample */
+    uint32_t n;
+    double *seconds; /* [n] samples of one sample's time */
+    double predicted_s;
+} bench_row;
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Quantile q of sorted samples, linear between neighbours. */
+static double quantile(const double *sorted, uint32_t n, double q) {
+    double at = q * (n - 1);
+    uint32_t i = (uint32_t)at;
+    return i + 1 < n ? sorted[i] + (at - i) * (sorted[i + 1] - sorted[i]) : sorted[n - 1];
+}
+
+/* xorshift64*: tokens only need to be spread over the vocabulary. */
+static uint64_t next_random(uint64_t *state) {
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    return *state * 0x2545F4914F6CDD1Du;
+}
+
+static ps_status timed_eval(const psrun *r, const ps_eval_item *item, double *seconds, double *predicted_s,
+                            ps_error *err) {
+    ps_engine_stats before, after;
+    ps_engine_get_stats(r->engine, &before);
+    uint64_t start_ns = ps_clock_ns();
+    ps_status status = ps_engine_eval(r->engine, item, 1, err);
+    *seconds = (double)(ps_clock_ns() - start_ns) * 1e-9;
+    ps_engine_get_stats(r->engine, &after);
+    *predicted_s = after.predicted_s - before.predicted_s;
+    return status;
+}
+
+static ps_status one_round(const psrun *r, ps_session *s, const int32_t *prompt, bench_row *prefill,
+                           bench_row *decode, ps_error *err) {
+    int32_t token;
+    double seconds, predicted;
+    ps_session_reset(s);
+    ps_eval_item item = {
+        .session = s, .tokens = prompt, .n_tokens = (uint32_t)prefill->n_tokens, .sampled = &token};
+    ps_status status = timed_eval(r, &item, &seconds, &predicted, err);
+    prefill->seconds[prefill->n++] = seconds;
+    prefill->predicted_s = predicted;
+    double decode_s = 0, decode_predicted_s = 0;
+    for (uint64_t i = 0; i < decode->n_tokens && status == PS_OK; i++) {
+        int32_t next = token;
+        item = (ps_eval_item){.session = s, .tokens = &next, .n_tokens = 1, .sampled = &token};
+        status = timed_eval(r, &item, &seconds, &predicted, err);
+        decode_s += seconds;
+        decode_predicted_s += predicted;
+    }
+    decode->seconds[decode->n++] = decode_s;
+    decode->predicted_s = decode_predicted_s;
+    return status;
+}
+
+static void print_row(const bench_row *row, ps_json *j) {
+    double median = quantile(row->seconds, row->n, 0.5), q1 = quantile(row->seconds, row->n, 0.25),
+           q3 = quantile(row->seconds, row->n, 0.75), tokens = (double)row->n_tokens;
+    if (j == NULL) {
+        printf("%-8s %6" PRIu64
+               " tokens  %9.1f tokens/s  (%.1f to %.1f)  %8.2f ms  predicted %8.2f ms  %+.1f%%\n",
+               row->name, row->n_tokens, tokens / median, tokens / q3, tokens / q1, median * 1e3,
+               row->predicted_s * 1e3, 100 * (row->predicted_s / median - 1));
+        return;
+    }
+    ps_json_object(j, row->name);
+    ps_json_u64(j, "tokens", row->n_tokens);
+    ps_json_u64(j, "n", row->n);
+    ps_json_f64(j, "tokens_per_s", tokens / median);
+    ps_json_f64(j, "median_s", median);
+    ps_json_f64(j, "q1_s", q1);
+    ps_json_f64(j, "q3_s", q3);
+    ps_json_f64(j, "predicted_s", row->predicted_s);
+    ps_json_close(j);
+}
+
+static void print_result(const psrun *r, const bench_row *rows) {
+    if (!psrun_option(r, "json")->set) {
+        print_row(&rows[0], NULL);
+        print_row(&rows[1], NULL);
+        return;
+    }
+    const ps_engine_info *info = ps_engine_get_info(r->engine);
+    ps_json *j = ps_json_new(2);
+    ps_json_object(j, NULL);
+    ps_json_str(j, "model", info->model_name);
+    ps_json_str(j, "budget", info->budget);
+    ps_json_str(j, "cpu_level", info->cpu_level);
+    ps_json_u64(j, "threads", info->n_threads);
+    ps_json_f64(j, "load_s", (double)info->load_ns * 1e-9);
+    print_row(&rows[0], j);
+    print_row(&rows[1], j);
+    ps_json_close(j);
+    char *text = ps_json_end(j, NULL);
+    fputs(text != NULL ? text : "", stdout);
+    free(text);
+}
+
+ps_status psrun_bench(const psrun *r, ps_error *err) {
+    const ps_engine_info *info = ps_engine_get_info(r->engine);
+    uint64_t n_prompt = psrun_option(r, "bench-prompt")->u64, n_decode = psrun_option(r, "bench-decode")->u64;
+    uint32_t n_rounds = (uint32_t)psrun_option(r, "repeat")->u64;
+    if (n_prompt + n_decode > info->context)
+        return ps_error_set(err, PS_E_USAGE, "--bench-prompt",
+                            "%" PRIu64 " and %" PRIu64 " tokens do not fit in a context of %" PRIu64,
+                            n_prompt, n_decode, info->context);
+    ps_session *session = NULL;
+    ps_status status = PS_OK;
+    int32_t *prompt = malloc(n_prompt * sizeof *prompt);
+    double *samples = malloc(2 * ((size_t)n_rounds + 1) * sizeof *samples);
+    if (prompt == NULL || samples == NULL) {
+        status = ps_error_set(err, PS_E_NOMEM, "bench", "no memory");
+        goto done;
+    }
+    uint64_t state = 0x9E3779B97F4A7C15u;
+    for (uint64_t i = 0; i < n_prompt; i++)
+        prompt[i] = (int32_t)(next_random(&state) % info->n_vocab);
+    ps_sampler_params greedy = {.top_p = 1};
+    status = ps_session_new(r->engine, &greedy, &session, err);
+    bench_row rows[2] = {{.name = "prefill", .n_tokens = n_prompt, .seconds = samples},
+                         {.name = "decode", .n_tokens = n_decode, .seconds = samples + n_rounds + 1}};
+    for (uint32_t i = 0; i <= n_rounds && status == PS_OK; i++) {
+        status = one_round(r, session, prompt, &rows[0], &rows[1], err);
+        if (i == 0) /* the first warms up */
+            rows[0].n = rows[1].n = 0;
+    }
+    if (status != PS_OK)
+        goto done;
+    for (int i = 0; i < 2; i++)
+        qsort(rows[i].seconds, rows[i].n, sizeof(double), by_value);
+    print_result(r, rows);
+done:
+    ps_session_free(session);
+    free(samples);
+    free(prompt);
+    return status;
+}

@@ -1,0 +1,75 @@
+/* psrun --teacher-force: evaluate given tokens in windows that start from an empty context, and write the logits of
+ * every position: float32 rows of n_vocab, in order, native byte order. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/file.h"
+#include "psrun_internal.h"
+
+static ps_status run_windows(const psrun *r, ps_session *s, const int32_t *ids, uint64_t n_ids,
+                             uint64_t window, float *logits, FILE *out, ps_error *err) {
+    uint64_t n_vocab = ps_engine_get_info(r->engine)->n_vocab;
+    for (uint64_t at = 0; at < n_ids; at += window) {
+        uint64_t n = n_ids - at < window ? n_ids - at : window;
+        ps_session_reset(s);
+        ps_eval_item item = {
+            .session = s, .tokens = ids + at, .n_tokens = (uint32_t)n, .logits = logits, .all_logits = true};
+        ps_status status = ps_engine_eval(r->engine, &item, 1, err);
+        if (status != PS_OK)
+            return status;
+        if (fwrite(logits, sizeof *logits * n_vocab, n, out) != n)
+            return ps_error_errno(err, PS_E_IO, psrun_option(r, "logits-out")->text, errno, "cannot write");
+    }
+    return PS_OK;
+}
+
+ps_status psrun_teacher(const psrun *r, ps_error *err) {
+    const char *in_path = psrun_option(r, "teacher-force")->text,
+               *out_path = psrun_option(r, "logits-out")->text;
+    const ps_engine_info *info = ps_engine_get_info(r->engine);
+    uint64_t window = psrun_option(r, "window")->u64;
+    if (out_path == NULL)
+        return ps_error_set(err, PS_E_USAGE, "--teacher-force", "needs --logits-out");
+    if (window > info->context)
+        return ps_error_set(err, PS_E_USAGE, "--window", "%" PRIu64 " is more than the context of %" PRIu64,
+                            window, info->context);
+    char *data = NULL;
+    uint64_t size;
+    float *logits = NULL;
+    FILE *out = NULL;
+    ps_session *session = NULL;
+    ps_status status = ps_file_read(in_path, 1u << 30, &data, &size, err);
+    if (status != PS_OK)
+        return status;
+    if (size == 0 || size % sizeof(int32_t) != 0) {
+        status = ps_error_set(err, PS_E_DATA, in_path, "%" PRIu64 " bytes are not a list of int32 token ids",
+                              size);
+        goto done;
+    }
+    logits = malloc(window * info->n_vocab * sizeof *logits);
+    if (logits == NULL) {
+        status = ps_error_set(err, PS_E_NOMEM, "--window", "no memory for the logits of %" PRIu64 " tokens",
+                              window);
+        goto done;
+    }
+    out = strcmp(out_path, "-") == 0 ? stdout : fopen(out_path, "wb");
+    if (out == NULL) {
+        status = ps_error_errno(err, PS_E_CANTCREATE, out_path, errno, "cannot create");
+        goto done;
+    }
+    ps_sampler_params greedy = {.top_p = 1};
+    status = ps_session_new(r->engine, &greedy, &session, err);
+    if (status == PS_OK)
+        status = run_windows(r, session, (const int32_t *)(const void *)data, size / sizeof(int32_t), window,
+                             logits, out, err);
+done:
+    if (out != NULL && out != stdout && fclose(out) != 0 && status == PS_OK)
+        status = ps_error_errno(err, PS_E_IO, out_path, errno, "cannot write");
+    ps_session_free(session);
+    free(logits);
+    free(data);
+    return status;
+}

@@ -1,0 +1,356 @@
+/* Interpolation over the points of a machine profile. */
+#include "plan/cost.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* Dimensions of a kernel's grid, outermost first: points are sorted by them, so that each step of the
+ * recursion works on a contiguous range. */
+enum { DIM_TOKENS, DIM_HEADS, DIM_COLS, DIM_ROWS, DIM_KV, N_DIMS };
+
+/* Exponent of time beyond the measured range: time grows like the work, and a call on fewer tokens than
+ * were ever measured is not assumed to be faster. KV length follows a line instead. */
+static const struct {
+    double above, below;
+} growth[N_DIMS] = {
+    [DIM_TOKENS] = {1, 0}, [DIM_HEADS] = {0, 0}, [DIM_COLS] = {1, 1}, [DIM_ROWS] = {1, 1}, [DIM_KV] = {1, 1},
+};
+
+typedef struct point {
+    uint32_t kernel, op;
+    ps_beside beside;
+    uint32_t n_threads;
+    double dim[N_DIMS];
+    double time_s;
+} point;
+
+/* Points [first, first + n) of one kernel, neighbour and thread count. */
+typedef struct group {
+    uint32_t kernel, op;
+    ps_beside beside;
+    uint32_t n_threads;
+    uint32_t first, n;
+} group;
+
+struct ps_cost_model {
+    const ps_profile *profile;
+    uint32_t n_points, n_groups;
+    point *points;
+    double *times; /* [n_points] */
+    group *groups; /* in the order of the points */
+};
+
+#define QUALITY_NAME(name, text) text,
+static const char *const quality_names[] = {PS_COST_QUALITY_LIST(QUALITY_NAME)};
+#undef QUALITY_NAME
+
+const char *ps_cost_quality_name(ps_cost_quality quality) {
+    return quality < PS_COST_QUALITY_COUNT ? quality_names[quality] : "?";
+}
+
+static int compare_points(const void *pa, const void *pb) {
+    const point *a = pa, *b = pb;
+    if (a->kernel != b->kernel)
+        return a->kernel < b->kernel ? -1 : 1;
+    if (a->beside != b->beside)
+        return a->beside < b->beside ? -1 : 1;
+    if (a->n_threads != b->n_threads)
+        return a->n_threads < b->n_threads ? -1 : 1;
+    for (int d = 0; d < N_DIMS; d++)
+        if (a->dim[d] != b->dim[d])
+            return a->dim[d] < b->dim[d] ? -1 : 1;
+    return a->time_s < b->time_s ? -1 : a->time_s > b->time_s;
+}
+
+static uint32_t op_of(const ps_profile *profile, uint32_t kernel) {
+    for (uint32_t i = 0; i < profile->n_kernels; i++)
+        if (profile->kernels[i].id == kernel)
+            return (uint32_t)profile->kernels[i].op;
+    return PS_OP_COUNT;
+}
+
+ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_error *err) {
+    ps_status status = PS_OK;
+    ps_cost_model *m = calloc(1, sizeof *m);
+    if (m)
+        m->points = calloc(profile->n_points ? profile->n_points : 1, sizeof *m->points);
+    if (m)
+        m->groups = calloc(profile->n_points ? profile->n_points : 1, sizeof *m->groups);
+    if (m)
+        m->times = calloc(profile->n_points ? profile->n_points : 1, sizeof *m->times);
+    if (!m || !m->points || !m->groups || !m->times) {
+        status = ps_error_set(err, PS_E_NOMEM, "profile", "no memory to index %u points", profile->n_points);
+        goto done;
+    }
+    m->profile = profile;
+    uint32_t kernel = UINT32_MAX, op = PS_OP_COUNT;
+    for (uint32_t i = 0; i < profile->n_points; i++) {
+        const ps_profile_point *p = &profile->points[i];
+        if (!(p->time_s.median > 0) || !isfinite(p->time_s.median))
+            continue;
+        if (p->kernel != kernel)
+            op = op_of(profile, kernel = p->kernel);
+        /* A dimension an operation does not have is stored as 0 or 1 alike. */
+        m->points[m->n_points++] = (point){
+            .kernel = p->kernel,
+            .op = op,
+            .beside = p->beside,
+            .n_threads = p->n_threads,
+            .dim = {fmax(p->n_tokens, 1), fmax(p->heads_kv, 1), fmax((double)p->cols, 1),
+                    fmax((double)p->rows, 1), fmax((double)p->kv_len, 1)},
+            .time_s = p->time_s.median,
+        };
+    }
+    qsort(m->points, m->n_points, sizeof *m->points, compare_points);
+    for (uint32_t i = 0; i < m->n_points; i++) {
+        const point *p = &m->points[i];
+        m->times[i] = p->time_s;
+        group *g = m->n_groups ? &m->groups[m->n_groups - 1] : NULL;
+        if (!g || g->kernel != p->kernel || g->beside != p->beside || g->n_threads != p->n_threads) {
+            g = &m->groups[m->n_groups++];
+            *g = (group){
+                .kernel = p->kernel, .op = p->op, .beside = p->beside, .n_threads = p->n_threads, .first = i};
+        }
+        g->n++;
+    }
+    *out = m;
+    m = NULL;
+done:
+    ps_cost_model_free(m);
+    return status;
+}
+
+void ps_cost_model_free(ps_cost_model *model) {
+    if (!model)
+        return;
+    free(model->points);
+    free(model->times);
+    free(model->groups);
+    free(model);
+}
+
+static ps_cost_quality worse(ps_cost_quality a, ps_cost_quality b) {
+    return a > b ? a : b;
+}
+
+/* First index in [lo, hi) whose dimension d is above v (points are sorted by d inside the range). */
+static uint32_t upper(const point *p, uint32_t lo, uint32_t hi, int d, double v) {
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        if (p[mid].dim[d] > v)
+            hi = mid;
+        else
+            lo = mid + 1;
+    }
+    return lo;
+}
+
+/* Interpolate over the points [lo, hi), equal in all dimensions before d. value: per point, the time or a
+ * ratio of times. grow: false for ratios, which stay as they are beyond the measured range. */
+static double interpolate(const ps_cost_model *m, const double *value, uint32_t base, uint32_t lo,
+                          uint32_t hi, int d, const double *q, bool grow, ps_cost_quality *quality) {
+    if (d == N_DIMS) { /* the same point measured more than once: geometric mean */
+        double sum = 0;
+        for (uint32_t i = lo; i < hi; i++)
+            sum += log(value[i - base]);
+        return exp(sum / (hi - lo));
+    }
+    const point *p = m->points;
+    uint32_t above0 = upper(p, lo, hi, d, q[d]); /* points at or below q end here */
+    double v_below = above0 > lo ? p[above0 - 1].dim[d] : 0;
+    if (above0 > lo && v_below == q[d]) {
+        uint32_t first = upper(p, lo, hi, d, nextafter(q[d], 0));
+        return interpolate(m, value, base, first, above0, d + 1, q, grow, quality);
+    }
+    /* The two runs of equal values to work from: around q, or the two nearest on one side. */
+    uint32_t a_lo, a_hi, b_lo = 0, b_hi = 0;
+    bool have_b = false, inside = false;
+    if (above0 > lo) {
+        a_hi = above0;
+        a_lo = upper(p, lo, a_hi, d, nextafter(v_below, 0));
+        if (above0 < hi) {
+            b_lo = above0;
+            b_hi = upper(p, b_lo, hi, d, p[above0].dim[d]);
+            have_b = inside = true;
+        } else if (a_lo > lo) {
+            b_hi = a_lo;
+            b_lo = upper(p, lo, b_hi, d, nextafter(p[a_lo - 1].dim[d], 0));
+            have_b = true;
+        }
+    } else {
+        a_lo = lo;
+        a_hi = upper(p, lo, hi, d, p[lo].dim[d]);
+        if (a_hi < hi) {
+            b_lo = a_hi;
+            b_hi = upper(p, b_lo, hi, d, p[a_hi].dim[d]);
+            have_b = true;
+        }
+    }
+    double xa = p[a_lo].dim[d], xb = have_b ? p[b_lo].dim[d] : 0;
+    ps_cost_quality qa = *quality;
+    double ya = interpolate(m, value, base, a_lo, a_hi, d + 1, q, grow, &qa);
+    if (inside) {
+        double yb = interpolate(m, value, base, b_lo, b_hi, d + 1, q, grow, &qa);
+        *quality = worse(qa, PS_COST_INTERPOLATED);
+        if (d == DIM_KV)
+            return ya + (yb - ya) * (q[d] - xa) / (xb - xa);
+        double f = log(q[d] / xa) / log(xb / xa);
+        return exp(log(ya) + f * (log(yb) - log(ya)));
+    }
+    *quality = worse(qa, PS_COST_EXTRAPOLATED);
+    if (!grow)
+        return ya;
+    if (d == DIM_KV && have_b) { /* along the line through the two nearest, but never to nothing */
+        ps_cost_quality ignored = PS_COST_MEASURED;
+        double yb = interpolate(m, value, base, b_lo, b_hi, d + 1, q, grow, &ignored);
+        double slope = fmax((yb - ya) / (xb - xa), 0);
+        return fmax(ya + slope * (q[d] - xa), ya * fmin(1, q[d] / xa) * 0.5);
+    }
+    return ya * pow(q[d] / xa, q[d] > xa ? growth[d].above : growth[d].below);
+}
+
+static double times_at(const ps_cost_model *m, const group *g, const double *q, ps_cost_quality *quality) {
+    return interpolate(m, m->times, 0, g->first, g->first + g->n, 0, q, true, quality);
+}
+
+/* Time of group g over the time of group ref, at q: the ratio at g's own points, interpolated. NAN without
+ * memory. */
+static double ratio_at(const ps_cost_model *m, const group *g, const group *ref, const double *q,
+                       ps_cost_quality *quality) {
+    double *ratio = malloc(g->n * sizeof *ratio);
+    if (!ratio)
+        return NAN;
+    for (uint32_t i = 0; i < g->n; i++) {
+        const point *p = &m->points[g->first + i];
+        ps_cost_quality ignored = PS_COST_MEASURED;
+        ratio[i] = p->time_s / times_at(m, ref, p->dim, &ignored);
+    }
+    double result = interpolate(m, ratio, g->first, g->first, g->first + g->n, 0, q, false, quality);
+    free(ratio);
+    return result;
+}
+
+static const group *group_of(const ps_cost_model *m, uint32_t kernel, ps_beside beside, uint32_t *out_n) {
+    *out_n = 0;
+    const group *first = NULL;
+    for (uint32_t i = 0; i < m->n_groups; i++)
+        if (m->groups[i].kernel == kernel && m->groups[i].beside == beside) {
+            if (!first)
+                first = &m->groups[i];
+            ++*out_n;
+        }
+    return first;
+}
+
+/* Ratio of time at n threads to time at ref->n_threads from the groups [g, g + n) of one kernel, ref among
+ * them. A team larger than any measured is not assumed to be faster, a smaller one shares its work out. */
+static double thread_ratio(const ps_cost_model *m, const group *g, uint32_t n, const group *ref,
+                           uint32_t n_threads, const double *q, ps_cost_quality *quality) {
+    const group *a = NULL, *b = NULL; /* nearest at or below, nearest above; g ascends in threads */
+    for (uint32_t i = 0; i < n; i++) {
+        if (g[i].n_threads <= n_threads)
+            a = &g[i];
+        else if (!b)
+            b = &g[i];
+    }
+    ps_cost_quality own = PS_COST_MEASURED;
+    double ya = a && a != ref ? ratio_at(m, a, ref, q, &own) : 1;
+    double yb = b && b != ref ? ratio_at(m, b, ref, q, &own) : 1;
+    *quality = worse(*quality, own);
+    if (a && a->n_threads == n_threads)
+        return ya;
+    if (a && b) {
+        *quality = worse(*quality, PS_COST_INTERPOLATED);
+        double f = log((double)n_threads / a->n_threads) / log((double)b->n_threads / a->n_threads);
+        return exp(log(ya) + f * (log(yb) - log(ya)));
+    }
+    *quality = worse(*quality, PS_COST_EXTRAPOLATED);
+    return a ? ya : yb * (double)b->n_threads / n_threads;
+}
+
+bool ps_cost_lookup(const ps_cost_model *m, const ps_cost_query *query, ps_cost *out) {
+    uint32_t n;
+    const group *g = group_of(m, query->kernel, query->beside, &n);
+    if (!g)
+        return false;
+    double q[N_DIMS] = {fmax((double)query->n_tokens, 1), fmax(query->heads_kv, 1),
+                        fmax((double)query->cols, 1), fmax((double)query->rows, 1), fmax(query->kv_len, 1)};
+    uint32_t n_threads = query->n_threads ? query->n_threads : 1;
+    const group *ref = g;
+    for (uint32_t i = 0; i < n; i++) {
+        if (g[i].n_threads ==
+            n_threads) { /* measured with this team: no ratio needed where it has the points */
+            ps_cost_quality quality = PS_COST_MEASURED;
+            double t = times_at(m, &g[i], q, &quality);
+            if (quality <= PS_COST_INTERPOLATED && t > 0) {
+                *out = (ps_cost){t, quality};
+                return true;
+            }
+        }
+        if (g[i].n >= ref->n)
+            ref = &g[i];
+    }
+    ps_cost_quality quality = PS_COST_MEASURED;
+    double t = times_at(m, ref, q, &quality);
+    if (ref->n_threads != n_threads) {
+        const group *h = g, *href = ref;
+        uint32_t nh = n;
+        if (n == 1) { /* one thread count only: scale as another kernel of the same operation does */
+            for (uint32_t i = 0; i < m->n_groups; i++) {
+                uint32_t ni;
+                const group *gi = &m->groups[i];
+                if (gi->op != ref->op || gi->beside != ref->beside || gi->kernel == ref->kernel ||
+                    gi->n_threads != ref->n_threads)
+                    continue;
+                const group *start = group_of(m, gi->kernel, gi->beside, &ni);
+                if (ni > nh) {
+                    h = start;
+                    nh = ni;
+                    href = gi;
+                }
+            }
+            quality = worse(quality, PS_COST_EXTRAPOLATED);
+        }
+        t *= thread_ratio(m, h, nh, href, n_threads, q, &quality);
+    }
+    if (!(t > 0) || !isfinite(t))
+        return false;
+    *out = (ps_cost){t, quality};
+    return true;
+}
+
+double ps_cost_dram_bytes_per_s(const ps_cost_model *m, uint32_t n_threads) {
+    const ps_profile_dram *a = NULL, *b = NULL;
+    for (uint32_t i = 0; i < m->profile->n_dram; i++) {
+        const ps_profile_dram *d = &m->profile->dram[i];
+        if (!(d->bw_bytes_per_s.median > 0))
+            continue;
+        if (d->n_threads <= n_threads && (!a || d->n_threads > a->n_threads))
+            a = d;
+        if (d->n_threads > n_threads && (!b || d->n_threads < b->n_threads))
+            b = d;
+    }
+    if (!a && !b)
+        return 0;
+    if (!a)
+        return b->bw_bytes_per_s.median; /* a ceiling: not scaled down */
+    if (!b || a->n_threads == n_threads)
+        return a->bw_bytes_per_s.median;
+    double f = log((double)n_threads / a->n_threads) / log((double)b->n_threads / a->n_threads);
+    return exp(log(a->bw_bytes_per_s.median) +
+               f * (log(b->bw_bytes_per_s.median) - log(a->bw_bytes_per_s.median)));
+}
+
+double ps_cost_matmul_flops_per_s(const ps_cost_model *m, uint32_t n_threads) {
+    double best = 0, best_scaled = 0;
+    for (uint32_t i = 0; i < m->n_points; i++) {
+        const point *p = &m->points[i];
+        if (p->op != PS_OP_MATMUL || p->beside != PS_BESIDE_IDLE)
+            continue;
+        double rate = 2 * p->dim[DIM_TOKENS] * p->dim[DIM_COLS] * p->dim[DIM_ROWS] / p->time_s;
+        if (p->n_threads == n_threads)
+            best = fmax(best, rate);
+        best_scaled = fmax(best_scaled, rate * fmax(1, (double)n_threads / p->n_threads));
+    }
+    return best > 0 ? best : best_scaled;
+}

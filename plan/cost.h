@@ -1,0 +1,71 @@
+/* Cost model: time of one kernel call from the points of a machine profile.
+ *
+ * Points of one kernel are a sparse grid over tokens, KV heads, columns, rows and KV length, one grid per thread
+ * count. A query is answered by going through the dimensions one by one: between the two measured values that
+ * enclose it, log(time) is linear in log(dimension) (time is linear in KV length, where a power law is the wrong
+ * shape); beyond the last measured value time grows with the work. Never by the nearest neighbour: it favours
+ * small shapes. Thread counts that were measured on few points only are reached from the fullest grid by the
+ * measured ratio. */
+#ifndef PS_PLAN_COST_H
+#define PS_PLAN_COST_H
+
+#include <stdint.h>
+
+#include "core/status.h"
+#include "schemas/machine_profile.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How much of an answer was measured, best first. X(NAME, "name") */
+#define PS_COST_QUALITY_LIST(X)                                                                              \
+    X(MEASURED, "measured")         /* a point of the profile */                                             \
+    X(INTERPOLATED, "interpolated") /* between points in every dimension */                                  \
+    X(EXTRAPOLATED, "extrapolated") /* beyond the points in some dimension */                                \
+    X(ASSUMED, "assumed")           /* kernel not in the profile: ceilings only */
+typedef enum ps_cost_quality {
+#define PS_COST_QUALITY_ENUM(name, text) PS_COST_##name,
+    PS_COST_QUALITY_LIST(PS_COST_QUALITY_ENUM)
+#undef PS_COST_QUALITY_ENUM
+        PS_COST_QUALITY_COUNT
+} ps_cost_quality;
+const char *ps_cost_quality_name(ps_cost_quality quality);
+
+/* Meaning of rows, cols, heads_kv and kv_len per operation: ps_profile_point. kv_len may be a fraction. */
+typedef struct ps_cost_query {
+    uint32_t kernel;
+    uint64_t rows, cols;
+    uint32_t heads_kv;
+    double kv_len;
+    uint64_t n_tokens;
+    uint32_t n_threads;
+    ps_beside beside;
+} ps_cost_query;
+
+typedef struct ps_cost {
+    double time_s;
+    ps_cost_quality quality;
+} ps_cost;
+
+typedef struct ps_cost_model ps_cost_model;
+
+/* Index of a profile's points; profile is borrowed and must outlive it. The result is immutable: any
+ * thread. Errors: PS_E_NOMEM. */
+ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_error *err);
+void ps_cost_model_free(ps_cost_model *model);
+
+/* Time of one call; *out is written and true returned if the kernel has points beside `beside`. */
+bool ps_cost_lookup(const ps_cost_model *model, const ps_cost_query *query, ps_cost *out);
+
+/* Ceilings for bounds and for kernels without points; 0 if the profile has none.
+ * DRAM read rate of n_threads together: interpolated, beyond the last thread count constant. */
+double ps_cost_dram_bytes_per_s(const ps_cost_model *model, uint32_t n_threads);
+/* Best rate of any product measured with at most n_threads; scaled up by the ratio of threads where
+ * only smaller teams were measured, so that it stays a ceiling. */
+double ps_cost_matmul_flops_per_s(const ps_cost_model *model, uint32_t n_threads);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,56 @@
+/* From the model's operation lists to programs: kernels, formats, buffers, blocks and waits, for host placement. */
+#ifndef PS_PLAN_LOWER_H
+#define PS_PLAN_LOWER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/arena.h"
+#include "core/status.h"
+#include "model/model.h"
+#include "plan/cost.h"
+#include "plan/deps.h"
+#include "schemas/plan.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What one tier of one level asks for. All borrowed. */
+typedef struct ps_lower_request {
+    const ps_model *model;
+    const ps_profile *profile;
+    const ps_cost_model *cost;
+    uint32_t n_threads;
+    uint64_t max_tokens; /* of a step; above PS_TILE_TOKENS layers run over tiles */
+    uint32_t max_outputs;
+    uint32_t n_seqs;
+    uint64_t bucket_tokens;
+} ps_lower_request;
+
+/* Tokens an instruction works on at once: those of a tile, or output rows. */
+uint64_t ps_lower_tokens(const ps_lower_request *r, ps_rows rows);
+
+/* Program for the request, from `arena`; the same request gives the same program, waits included.
+ * Errors: PS_E_UNSUPPORTED naming operation, type and layer where
+ * the catalogue has no kernel; PS_E_NOMEM; PS_E_INTERNAL. */
+ps_status ps_lower(const ps_lower_request *r, ps_arena *arena, ps_program *out, ps_error *err);
+
+/* Row of the catalogue by id; NULL if unknown. */
+const ps_kernel_spec *ps_catalogue_find(const ps_profile *profile, uint32_t id);
+
+/* Shape of an instruction as the profile's points have it, but for kv_len and tokens. layer: of its block. */
+ps_cost_query ps_lower_query(const ps_model *model, uint32_t layer, const ps_instr *in, const ps_program *p);
+
+/* Predicted time of one execution of an instruction for the first layer of its block, alone on the machine,
+ * when sequences hold kv_len positions after the step. Steps over tiles: mean over the tiles. */
+ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,
+                      uint64_t kv_len);
+
+/* Longest row among weights, sources and destination: what scratch is sized by. */
+uint64_t ps_instr_cols(const ps_model *model, uint32_t layer, const ps_instr *in, const ps_program *p);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,44 @@
+/* Memory of a level by simulated allocation: exact sizes, offsets in the arenas, and the resident peak. */
+#ifndef PS_PLAN_MEMORY_H
+#define PS_PLAN_MEMORY_H
+
+#include <stdint.h>
+
+#include "plan/lower.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What psrun holds besides weights and arena, measured (docs/psplan.md): the program with its libraries, the mapped
+ * header and tokenizer tables, and the stacks and buffers of a thread. */
+enum {
+    PS_HOST_BASE_BYTES = 10 << 20,
+    PS_HOST_BYTES_PER_VOCAB = 128,
+    PS_HOST_BYTES_PER_THREAD = 128 << 10,
+};
+
+/* Offsets of a tier's buffers from `base` on: buffers whose contents are never needed at the same time share
+ * memory. Largest first, each in the smallest gap that holds it. conflict: see ps_deps_conflicts. max_tokens
+ * and max_outputs of the tier are set. *out_end: end of the last buffer. Errors: PS_E_NOMEM, PS_E_INFEASIBLE when
+ * sizes overflow. */
+ps_status ps_memory_place(const ps_program *program, const bool *conflict, ps_tier *tier, uint64_t base,
+                          uint64_t *out_end, ps_error *err);
+
+/* Bytes of a buffer at a tier; UINT64_MAX on overflow. */
+uint64_t ps_memory_buffer_bytes(const ps_plan_buffer *buffer, const ps_tier *tier);
+
+/* Most scratch any instruction of the program needs at this tier. UINT64_MAX on overflow. */
+uint64_t ps_memory_scratch(const ps_lower_request *r, const ps_program *program);
+
+/* KV homes of every layer from offset 0 of the host arena; *out_end: their end. UINT64_MAX on overflow. */
+void ps_memory_kv(const ps_model *model, uint64_t bucket_tokens, uint64_t tile_tokens, uint32_t n_seqs,
+                  ps_kv_home *kv, uint64_t *out_end);
+
+/* What psrun itself needs, see above. */
+uint64_t ps_memory_program_bytes(const ps_model *model, uint32_t n_threads);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

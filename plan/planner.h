@@ -1,0 +1,68 @@
+/* The planner: model + profile + what is asked for -> plan. Reads no weights. */
+#ifndef PS_PLAN_PLANNER_H
+#define PS_PLAN_PLANNER_H
+
+#include <stdint.h>
+
+#include "core/status.h"
+#include "model/model.h"
+#include "plan/cost.h"
+#include "schemas/machine_profile.h"
+#include "schemas/plan.h"
+#include "schemas/trace.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One level to plan. budget_bytes 0: no GPU takes part (budget "host"). */
+typedef struct ps_level_request {
+    char budget[24];
+    uint64_t budget_bytes;
+    uint64_t bucket_tokens;
+    uint32_t n_seqs, n_threads;
+} ps_level_request;
+
+/* All borrowed for the call. */
+typedef struct ps_plan_request {
+    const ps_model *model;
+    const ps_profile *profile;
+    const ps_cost_model *cost;      /* of that profile */
+    const ps_level_request *levels; /* any order, equal ones are planned once */
+    uint32_t n_levels;
+    uint64_t
+        max_step_tokens;   /* largest tier, at most 65536; 0: PS_TILE_TOKENS. Never above the level's context
+                                 times its sequences */
+    uint32_t max_outputs;  /* rows of logits at once; 0: one per sequence */
+    uint64_t memory_bytes; /* host memory that may be used; 0: all the profile's machine has */
+    const char *tool, *created; /* as in ps_plan */
+} ps_plan_request;
+
+/* Why a level does not fit. */
+typedef struct ps_shortage {
+    uint64_t needed_bytes, memory_bytes; /* all bytes of the level; what there is */
+    char largest[48];                    /* what takes most: "weights", "kv cache", "activations" */
+    uint64_t largest_bytes;
+    uint64_t nearest_context; /* longest context that fits with these sequences, 0: none */
+} ps_shortage;
+
+/* Build a plan. On PS_OK the caller frees *out with ps_plan_free; the same request gives the same plan.
+ * shortage: may be NULL; written with PS_E_INFEASIBLE. Errors: PS_E_USAGE (context beyond the model's, threads
+ * beyond the profile's, no levels), PS_E_UNSUPPORTED (no kernel), PS_E_UNAVAILABLE (a budget without a GPU),
+ * PS_E_INFEASIBLE, PS_E_NOMEM. Pure; any thread. */
+ps_status ps_plan_build(const ps_plan_request *request, ps_plan **out, ps_shortage *shortage, ps_error *err);
+
+/* Token tiers of a level, ascending: 1, 2, 4, ... and at last the most tokens a step can have. out holds 32;
+ * returns how many. */
+uint32_t ps_plan_tiers(const ps_plan_request *request, const ps_level_request *level, uint32_t *out);
+
+/* One step of a tier, every instruction, as simulated at kv_len positions before the step: appended to nothing, a
+ * record of its own in *out, its events from malloc (the caller frees out->events). Errors: PS_E_NOMEM. */
+ps_status ps_plan_simulate_step(const ps_plan *plan, uint32_t level, uint32_t tier, const ps_model *model,
+                                const ps_profile *profile, const ps_cost_model *cost, uint64_t kv_len,
+                                ps_trace_step *out, ps_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

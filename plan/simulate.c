@@ -1,0 +1,255 @@
+/* Discrete-event simulation of a program over the four queues: see simulate.h. */
+#include "plan/simulate.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Rounds of a block simulated before asking whether they repeat: the first is entered from another block. */
+enum { FIRST_ROUNDS = 4 };
+/* Two rounds are the same if they agree to this fraction of the period. */
+static const double same_frac = 1e-9;
+
+/* One expanded instruction. */
+typedef struct event {
+    uint32_t instr;
+    uint32_t next; /* in its queue, or UINT32_MAX */
+} event;
+
+/* Expanded stream with at most `rounds` rounds per block. block_first: its first event of each block. */
+typedef struct stream {
+    uint32_t n;
+    event *events;
+    ps_sim_time *times;
+    uint32_t *block_first; /* [n_blocks + 1] */
+    uint32_t head[PS_QUEUE_COUNT];
+} stream;
+
+static uint32_t block_tiles(const ps_block *b, uint32_t n_tiles) {
+    return b->over_tiles ? n_tiles : 1;
+}
+
+static void stream_free(stream *s) {
+    free(s->events);
+    free(s->times);
+    free(s->block_first);
+}
+
+static ps_status stream_expand(const ps_sim *sim, uint32_t rounds, stream *s, ps_error *err) {
+    const ps_program *p = sim->program;
+    *s = (stream){0};
+    uint64_t n = 0;
+    for (uint32_t b = 0; b < p->n_blocks; b++) {
+        uint64_t r = p->blocks[b].n_layers < rounds ? p->blocks[b].n_layers : rounds;
+        n += r * block_tiles(&p->blocks[b], sim->n_tiles) * p->blocks[b].n_instrs;
+        if (n >= UINT32_MAX)
+            return ps_error_set(err, PS_E_NOMEM, "simulation", "stream of more than 2^32 instructions");
+    }
+    s->events = calloc(n ? n : 1, sizeof *s->events);
+    s->times = calloc(n ? n : 1, sizeof *s->times);
+    s->block_first = calloc((uint64_t)p->n_blocks + 1, sizeof *s->block_first);
+    if (!s->events || !s->times || !s->block_first)
+        return ps_error_set(err, PS_E_NOMEM, "simulation", "no memory for %u instructions", (uint32_t)n);
+    uint32_t last[PS_QUEUE_COUNT];
+    for (int q = 0; q < PS_QUEUE_COUNT; q++)
+        s->head[q] = last[q] = UINT32_MAX;
+    for (uint32_t b = 0; b < p->n_blocks; b++) {
+        const ps_block *block = &p->blocks[b];
+        uint32_t r = block->n_layers < rounds ? block->n_layers : rounds;
+        s->block_first[b] = s->n;
+        for (uint32_t i = 0; i < r * block_tiles(block, sim->n_tiles); i++)
+            for (uint32_t k = 0; k < block->n_instrs; k++) {
+                uint32_t id = block->instr0 + k;
+                ps_queue q = p->instrs[id].queue;
+                s->events[s->n] = (event){id, UINT32_MAX};
+                if (last[q] == UINT32_MAX)
+                    s->head[q] = s->n;
+                else
+                    s->events[last[q]].next = s->n;
+                last[q] = s->n++;
+            }
+    }
+    s->block_first[p->n_blocks] = s->n;
+    return PS_OK;
+}
+
+/* Run the stream: times of every event. An event is done once its end_s is set (running: end_s < 0). */
+static ps_status stream_run(const ps_sim *sim, stream *s, ps_error *err) {
+    const ps_program *p = sim->program;
+    bool *done = calloc(s->n ? s->n : 1, sizeof *done);
+    if (!done)
+        return ps_error_set(err, PS_E_NOMEM, "simulation", "no memory for %u instructions", s->n);
+    ps_status status = PS_OK;
+    uint32_t running[PS_QUEUE_COUNT], next[PS_QUEUE_COUNT], n_done = 0;
+    double left[PS_QUEUE_COUNT] = {0}; /* work of the running event */
+    double now = sim->start_s;
+    for (int q = 0; q < PS_QUEUE_COUNT; q++) {
+        running[q] = UINT32_MAX;
+        next[q] = s->head[q];
+    }
+    while (n_done < s->n) {
+        uint32_t busy = 0;
+        for (int q = 0; q < PS_QUEUE_COUNT; q++) {
+            if (running[q] == UINT32_MAX && next[q] != UINT32_MAX) {
+                uint32_t e = next[q];
+                const ps_instr *in = &p->instrs[s->events[e].instr];
+                bool ready = true;
+                for (uint32_t w = 0; w < in->n_waits && ready; w++)
+                    ready =
+                        in->wait[w] > e || done[e - in->wait[w]]; /* before the stream: nothing to wait for */
+                if (ready) {
+                    running[q] = e;
+                    next[q] = s->events[e].next;
+                    left[q] = sim->work_s[s->events[e].instr];
+                    s->times[e].start_s = now;
+                }
+            }
+            if (running[q] != UINT32_MAX)
+                busy |= 1u << q;
+        }
+        if (!busy) { /* cannot happen: waits point backwards, so the first event not done is ready */
+            status = ps_error_set(err, PS_E_INTERNAL, "simulation", "no queue can proceed");
+            goto done;
+        }
+        double speed[PS_QUEUE_COUNT], step = INFINITY;
+        for (int q = 0; q < PS_QUEUE_COUNT; q++)
+            if (busy & 1u << q) {
+                speed[q] = sim->speed
+                               ? sim->speed(sim->speed_ctx, &p->instrs[s->events[running[q]].instr], busy)
+                               : 1;
+                step = fmin(step, left[q] / speed[q]);
+            }
+        now += step;
+        for (int q = 0; q < PS_QUEUE_COUNT; q++)
+            if (busy & 1u << q) {
+                double need = left[q] / speed[q];
+                if (need <= step * (1 + 1e-15)) {
+                    s->times[running[q]].end_s = now;
+                    done[running[q]] = true;
+                    running[q] = UINT32_MAX;
+                    n_done++;
+                } else {
+                    left[q] -= step * speed[q];
+                }
+            }
+    }
+done:
+    free(done);
+    return status;
+}
+
+static ps_status check_work(const ps_sim *sim, ps_error *err) {
+    for (uint32_t i = 0; i < sim->program->n_instrs; i++)
+        if (!(sim->work_s[i] >= 0) || !isfinite(sim->work_s[i]))
+            return ps_error_set(err, PS_E_USAGE, "simulation", "work of instruction %u is not a time", i);
+    return PS_OK;
+}
+
+static double stream_end(const ps_sim *sim, const stream *s) {
+    double end = sim->start_s;
+    for (uint32_t i = 0; i < s->n; i++)
+        end = fmax(end, s->times[i].end_s);
+    return end;
+}
+
+ps_status ps_simulate_all(const ps_sim *sim, ps_sim_time **out_times, uint64_t *out_n, double *out_end_s,
+                          ps_error *err) {
+    stream s = {0};
+    ps_status status = check_work(sim, err);
+    if (!status)
+        status = stream_expand(sim, UINT32_MAX, &s, err);
+    if (!status)
+        status = stream_run(sim, &s, err);
+    if (!status) {
+        *out_end_s = stream_end(sim, &s);
+        *out_n = s.n;
+        *out_times = s.times;
+        s.times = NULL;
+    }
+    stream_free(&s);
+    return status;
+}
+
+/* Whether the last three rounds of every block that was cut short are the same but for a shift; fills the
+ * periods. Blocks that were simulated whole get their mean period. */
+static bool rounds_repeat(const ps_sim *sim, const stream *s, uint32_t rounds, ps_sim_block *blocks) {
+    const ps_program *p = sim->program;
+    for (uint32_t b = 0; b < p->n_blocks; b++) {
+        const ps_block *block = &p->blocks[b];
+        uint32_t r = block->n_layers < rounds ? block->n_layers : rounds;
+        uint32_t n = block_tiles(block, sim->n_tiles) * block->n_instrs; /* events of a round */
+        const ps_sim_time *t = s->times + s->block_first[b];
+        double first = INFINITY, last = INFINITY, end = 0;
+        for (uint32_t k = 0; k < n; k++) {
+            first = fmin(first, t[k].start_s);
+            last = fmin(last, t[(r - 1) * n + k].start_s);
+            end = fmax(end, t[k].end_s);
+        }
+        blocks[b].start_s = n ? first : 0;
+        blocks[b].period_s = n == 0 ? 0 : r > 1 ? (last - first) / (r - 1) : end - first;
+        if (r == block->n_layers || n == 0)
+            continue;
+        double period = t[(r - 1) * n].start_s - t[(r - 2) * n].start_s;
+        double tolerance = same_frac * fabs(period) + 1e-15;
+        for (uint32_t i = (r - 2) * n; i < r * n; i++)
+            if (fabs(t[i].start_s - t[i - n].start_s - period) > tolerance ||
+                fabs(t[i].end_s - t[i - n].end_s - period) > tolerance)
+                return false;
+    }
+    return true;
+}
+
+ps_status ps_simulate(const ps_sim *sim, ps_sim_time *instrs, ps_sim_block *blocks, double *out_end_s,
+                      ps_error *err) {
+    const ps_program *p = sim->program;
+    stream s = {0};
+    ps_status status = check_work(sim, err);
+    /* Enough rounds that no wait of a later block reaches over the rounds left out. */
+    uint32_t most = 1, longest_wait = 0, shortest = UINT32_MAX;
+    for (uint32_t i = 0; i < p->n_instrs; i++)
+        for (uint32_t w = 0; w < p->instrs[i].n_waits; w++)
+            longest_wait = p->instrs[i].wait[w] > longest_wait ? p->instrs[i].wait[w] : longest_wait;
+    for (uint32_t b = 0; b < p->n_blocks; b++) {
+        most = p->blocks[b].n_layers > most ? p->blocks[b].n_layers : most;
+        if (p->blocks[b].n_layers > 1 && p->blocks[b].n_instrs < shortest)
+            shortest = p->blocks[b].n_instrs;
+    }
+    uint32_t reach = longest_wait / (shortest ? shortest : 1);
+    for (uint32_t rounds = FIRST_ROUNDS + (reach < most ? reach : most); !status;
+         rounds = rounds > most / 2 ? most : rounds * 2) {
+        stream_free(&s);
+        status = stream_expand(sim, rounds, &s, err);
+        if (!status)
+            status = stream_run(sim, &s, err);
+        if (!status && rounds_repeat(sim, &s, rounds, blocks)) {
+            /* The rounds left out push all that follows back by their number of periods. */
+            double shift = 0;
+            for (uint32_t b = 0; b < p->n_blocks; b++) {
+                const ps_block *block = &p->blocks[b];
+                uint32_t r = block->n_layers < rounds ? block->n_layers : rounds;
+                uint32_t n = block_tiles(block, sim->n_tiles) * block->n_instrs;
+                const ps_sim_time *t = s.times + s.block_first[b];
+                for (uint32_t k = 0; k < block->n_instrs; k++)
+                    instrs[block->instr0 + k] = (ps_sim_time){t[k].start_s + shift, t[k].end_s + shift};
+                blocks[b].start_s += shift;
+                if (r < block->n_layers) {
+                    double period = t[(r - 1) * n].start_s - t[(r - 2) * n].start_s;
+                    double skipped = (block->n_layers - r) * period;
+                    double ahead = t[(r - 1) * n].start_s + shift + skipped - blocks[b].start_s;
+                    /* as the whole block's mean: the first rounds may differ from the steady ones */
+                    blocks[b].period_s =
+                        (ahead - (t[0].start_s + shift - blocks[b].start_s)) / (block->n_layers - 1);
+                    shift += skipped;
+                }
+            }
+            *out_end_s = stream_end(sim, &s) + shift;
+            break;
+        }
+        if (!status && rounds >= most) {
+            status = ps_error_set(err, PS_E_INTERNAL, "simulation", "whole blocks do not repeat themselves");
+            break;
+        }
+    }
+    stream_free(&s);
+    return status;
+}

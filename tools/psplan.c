@@ -1,0 +1,125 @@
+/* psplan: plans how a model runs on a machine. Commands: plan (the default), inspect, emit, check. */
+#include "psplan.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"inspect", psplan_inspect},
+    {"emit", psplan_emit},
+    {"check", psplan_check},
+    {"plan", psplan_plan},
+};
+
+int main(int argc, char **argv) {
+    for (size_t i = 0; argc > 1 && i < sizeof commands / sizeof commands[0]; i++)
+        if (strcmp(argv[1], commands[i].name) == 0)
+            return commands[i].run(argc - 1, argv + 1);
+    return psplan_plan(argc, argv);
+}
+
+int psplan_finish(ps_status status, const ps_error *err) {
+    if (fflush(stdout) != 0 && status == PS_OK) {
+        fprintf(stderr, "psplan: standard output: cannot write\n");
+        return ps_status_exit_code(PS_E_IO);
+    }
+    if (status != PS_OK) {
+        char line[600];
+        fprintf(stderr, "psplan: %s\n", ps_error_format(err, line, sizeof line));
+    }
+    return ps_status_exit_code(status);
+}
+
+ps_status psplan_print(char *text, ps_error *err) {
+    if (!text)
+        return ps_error_set(err, PS_E_NOMEM, "output", "out of memory");
+    ps_status status =
+        fputs(text, stdout) < 0 ? ps_error_set(err, PS_E_IO, "standard output", "cannot write") : PS_OK;
+    free(text);
+    return status;
+}
+
+bool psplan_parse(const ps_command *c, int argc, char **argv, ps_opt_value *values, const char **args,
+                  uint32_t *out_n_args, int *out_exit) {
+    ps_error err = {0};
+    ps_status status = ps_options_parse(c, argc, argv, values, args, out_n_args, &err);
+    bool help = ps_options_get(c, values, "help")->set, man = ps_options_get(c, values, "man")->set;
+    if (help || man) { /* given whatever else is wrong */
+        status = psplan_print(man ? ps_options_man(c) : ps_options_help(c), &err);
+    } else if (ps_options_get(c, values, "version")->set) {
+        printf("psplan %s\n", PS_VERSION_STRING);
+        status = PS_OK;
+    } else if (status == PS_OK) {
+        return true;
+    }
+    *out_exit = psplan_finish(status, &err);
+    return false;
+}
+
+ps_status psplan_model_open(const char *path, psplan_model *m, ps_error *err) {
+    ps_status status = ps_gguf_open(path, &m->gguf, err);
+    if (status == PS_OK) {
+        status = ps_model_open(m->gguf, &m->model, err);
+        if (status != PS_OK && strncmp(err->subject, path, strlen(path)) != 0)
+            ps_error_prefix(err, path);
+    }
+    return status;
+}
+
+void psplan_model_close(psplan_model *m) {
+    ps_model_close(m->model);
+    if (m->gguf)
+        ps_gguf_close(m->gguf);
+    *m = (psplan_model){0};
+}
+
+ps_status psplan_profile_read(const char *path, ps_profile **out, ps_error *err) {
+    if (path)
+        return ps_profile_read(path, out, err);
+    char buf[4096];
+    const char *data = getenv("XDG_DATA_HOME"), *home = getenv("HOME");
+    int n = -1;
+    if (data && data[0] == '/')
+        n = snprintf(buf, sizeof buf, "%s/pinstripe/profile.yaml", data);
+    else if (home && home[0])
+        n = snprintf(buf, sizeof buf, "%s/.local/share/pinstripe/profile.yaml", home);
+    if (n < 0 || (size_t)n >= sizeof buf)
+        return ps_error_set(err, PS_E_NOINPUT, "profile",
+                            "no --profile, and no home folder to look for one in");
+    ps_status status = ps_profile_read(buf, out, err);
+    if (status == PS_E_NOINPUT)
+        return ps_error_set(err, PS_E_NOINPUT, buf,
+                            "no machine profile here: run pstune once, or give --profile");
+    return status;
+}
+
+/* Three significant digits and a unit; the table ascends in steps of 1000. */
+static char *format_unit(double v, const char *const *units, int n_units, char *buf) {
+    int u = 0;
+    while (u + 1 < n_units && v >= 999.5) {
+        v /= 1000;
+        u++;
+    }
+    snprintf(buf, 32, "%.*f %s", v < 9.995 ? 2 : v < 99.95 ? 1 : 0, v, units[u]);
+    return buf;
+}
+
+char *psplan_bytes(double bytes, char *buf) {
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
+    if (bytes < 1000) {
+        snprintf(buf, 32, "%.0f B", bytes);
+        return buf;
+    }
+    return format_unit(bytes, units, 5, buf);
+}
+
+char *psplan_time(double s, char *buf) {
+    static const char *const units[] = {"ns", "us", "ms", "s"};
+    return format_unit(s * 1e9, units, 4, buf);
+}

@@ -1,0 +1,63 @@
+/* Inside of psplan: one function per command, and what they share. */
+#ifndef PS_TOOLS_PSPLAN_H
+#define PS_TOOLS_PSPLAN_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "core/json.h"
+#include "core/options.h"
+#include "core/status.h"
+#include "core/text.h"
+#include "plan/planner.h"
+
+/* Rows at the end of every command's option table. */
+#define PSPLAN_COMMON_ROWS                                                                                   \
+    {"help", 'h', PS_OPT_FLAG, NULL, NULL, 0, 0, "Show this help."},                                         \
+        {"man", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Print the source of the man page."},                      \
+        {"version", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Show the version."},
+
+/* argv[0] is the command's name. Each returns the exit code. */
+int psplan_plan(int argc, char **argv);
+int psplan_inspect(int argc, char **argv);
+int psplan_emit(int argc, char **argv);
+int psplan_check(int argc, char **argv);
+
+/* Parse; true to go on. False: help, man page or version was printed or a usage error reported, *out_exit is set. */
+bool psplan_parse(const ps_command *c, int argc, char **argv, ps_opt_value *values, const char **args,
+                  uint32_t *out_n_args, int *out_exit);
+/* One line on stderr for a failure; the exit code either way. Also catches a full disk behind standard output. */
+int psplan_finish(ps_status status, const ps_error *err);
+/* Print text from malloc and free it; NULL: out of memory. */
+ps_status psplan_print(char *text, ps_error *err);
+
+/* A model file opened for planning. Zero-initialise; psplan_model_close frees what is there. */
+typedef struct psplan_model {
+    ps_gguf *gguf;
+    ps_model *model;
+} psplan_model;
+ps_status psplan_model_open(const char *path, psplan_model *m, ps_error *err);
+void psplan_model_close(psplan_model *m);
+
+/* Read a profile; path NULL: the default place ($XDG_DATA_HOME/pinstripe/profile.yaml, or ~/.local/share/...). */
+ps_status psplan_profile_read(const char *path, ps_profile **out, ps_error *err);
+
+/* "1.5 GB", "12.3 ms": three significant digits, for people. buf holds 32; returns buf. */
+char *psplan_bytes(double bytes, char *buf);
+char *psplan_time(double s, char *buf);
+
+/* What the plan command shows. */
+typedef struct psplan_view {
+    const ps_plan *plan;
+    const ps_model *model;
+    const ps_profile *profile;
+    const ps_cost_model *cost;
+    const char *model_path, *output_path; /* output NULL: none was written */
+} psplan_view;
+void psplan_table(const psplan_view *v, ps_text *t);
+void psplan_json(const psplan_view *v, ps_json *j);
+/* Where the time goes and why. Errors: PS_E_NOMEM. */
+ps_status psplan_explain(const psplan_view *v, ps_text *t, ps_error *err);
+ps_status psplan_explain_json(const psplan_view *v, ps_json *j, ps_error *err);
+
+#endif

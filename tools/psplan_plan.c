@@ -1,0 +1,334 @@
+/* psplan's main command: model + profile -> plan, and a table for people. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/file.h"
+#include "psplan.h"
+
+static const ps_option options[] = {
+    {"profile", 'p', PS_OPT_TEXT, "FILE", NULL, 0, 0, "Machine profile (pstune's default place)."},
+    {"budget", 'b', PS_OPT_TEXT, "LIST", "host", 0, 0, "VRAM budgets: sizes, or host for no GPU."},
+    {"context", 'c', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Contexts in tokens (4096, or the model's)."},
+    {"parallel", 'n', PS_OPT_U64, "N", "1", 1, 4096, "Sequences at the same time."},
+    {"threads", 't', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Thread counts (all the profile allows)."},
+    {"max-step", 0, PS_OPT_U64, "N", "2048", 1, 65536, "Most new tokens in one step."},
+    {"outputs", 0, PS_OPT_U64, "N", NULL, 1, 65536, "Rows of logits at once (one per sequence)."},
+    {"output", 'o', PS_OPT_TEXT, "FILE", NULL, 0, 0,
+     "Write here (MODEL.plan.yaml in this folder; - for stdout)."},
+    {"format", 'f', PS_OPT_TEXT, "NAME", NULL, 0, 0, "yaml or binary (by the ending: .bin is binary)."},
+    {"trace", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0, "Also write the simulated steps as a trace document."},
+    {"json", 'j', PS_OPT_FLAG, NULL, NULL, 0, 0, "Print JSON instead of a table."},
+    {"explain", 'e', PS_OPT_FLAG, NULL, NULL, 0, 0, "Say where the time goes and why."},
+    PSPLAN_COMMON_ROWS};
+enum { N_OPTIONS = sizeof options / sizeof options[0], MAX_LIST = 32 };
+
+static const ps_command command = {
+    .name = "psplan",
+    .synopsis = "[OPTIONS] MODEL.gguf",
+    .summary = "Plan how a model runs on a measured machine: programs, memory, predicted times.",
+    .details = "Other commands: psplan inspect FILE.gguf, psplan emit KIND FILE, psplan check PLAN "
+               "MODEL.gguf; each has "
+               "--help. Lists are separated by commas. Weights are never read.",
+    .examples = "psplan model.gguf\n"
+                "psplan model.gguf --context 4096,16384 --threads 4,8 --explain\n"
+                "psplan model.gguf --profile there.yaml --output model.plan.bin\n",
+    .options = options,
+    .n_options = N_OPTIONS,
+    .min_args = 1,
+    .max_args = 1,
+};
+
+static const ps_opt_value *get(const ps_opt_value *values, const char *name) {
+    return ps_options_get(&command, values, name);
+}
+
+/* Items of a comma-separated list, each copied into out[i] (23 characters at most). */
+static ps_status split_list(const char *option, const char *text, char out[MAX_LIST][24], uint32_t *out_n,
+                            ps_error *err) {
+    *out_n = 0;
+    for (const char *p = text;; p++) {
+        size_t len = strcspn(p, ",");
+        if (len == 0 || len >= 24)
+            return ps_error_set(err, PS_E_USAGE, option, "'%s' is not a list", text);
+        if (*out_n == MAX_LIST)
+            return ps_error_set(err, PS_E_USAGE, option, "more than %d entries", MAX_LIST);
+        memcpy(out[*out_n], p, len);
+        out[(*out_n)++][len] = '\0';
+        p += len;
+        if (*p == '\0')
+            return PS_OK;
+    }
+}
+
+static ps_status parse_numbers(const char *option, const char *text, uint64_t max, uint64_t *out,
+                               uint32_t *out_n, ps_error *err) {
+    char items[MAX_LIST][24];
+    ps_status status = split_list(option, text, items, out_n, err);
+    for (uint32_t i = 0; i < *out_n && !status; i++)
+        if (!ps_parse_size(items[i], &out[i]) || out[i] == 0 || out[i] > max)
+            status = ps_error_set(err, PS_E_USAGE, option, "'%s' is not a number from 1 to %llu", items[i],
+                                  (unsigned long long)max);
+    return status;
+}
+
+typedef struct wishes {
+    char budgets[MAX_LIST][24];
+    uint64_t budget_bytes[MAX_LIST], contexts[MAX_LIST], threads[MAX_LIST];
+    uint32_t n_budgets, n_contexts, n_threads;
+} wishes;
+
+static ps_status parse_budgets(const char *text, wishes *w, ps_error *err) {
+    ps_status status = split_list("--budget", text, w->budgets, &w->n_budgets, err);
+    for (uint32_t i = 0; i < w->n_budgets && !status; i++) {
+        w->budget_bytes[i] = 0;
+        if (strcmp(w->budgets[i], "host") == 0)
+            continue;
+        if (!ps_parse_size(w->budgets[i], &w->budget_bytes[i]))
+            status =
+                ps_error_set(err, PS_E_USAGE, "--budget", "'%s' is neither a size nor host", w->budgets[i]);
+        else if (w->budget_bytes[i] == 0)
+            status =
+                ps_error_set(err, PS_E_USAGE, "--budget", "0 is no budget; without a GPU it is called host");
+    }
+    return status;
+}
+
+/* Everything that can be wrong without looking into a file. */
+static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *err) {
+    const char *format = get(values, "format")->text;
+    ps_status status = parse_budgets(get(values, "budget")->text, w, err);
+    if (!status && get(values, "context")->set)
+        status = parse_numbers("--context", get(values, "context")->text, UINT32_MAX, w->contexts,
+                               &w->n_contexts, err);
+    if (!status && get(values, "threads")->set)
+        status =
+            parse_numbers("--threads", get(values, "threads")->text, 65536, w->threads, &w->n_threads, err);
+    if (!status && format && strcmp(format, "yaml") != 0 && strcmp(format, "binary") != 0)
+        status = ps_error_set(err, PS_E_USAGE, "--format", "'%s' is neither yaml nor binary", format);
+    return status;
+}
+
+/* Time of the plan: now, or SOURCE_DATE_EPOCH's, so that builds that ask for it get the same bytes. */
+static void now_text(char buf[32]) {
+    const char *epoch = getenv("SOURCE_DATE_EPOCH");
+    time_t t = time(NULL);
+    if (epoch && *epoch) {
+        char *end;
+        errno = 0;
+        long long v = strtoll(epoch, &end, 10);
+        if (errno == 0 && *end == '\0' && v >= 0)
+            t = (time_t)v;
+    }
+    struct tm tm;
+    gmtime_r(&t, &tm);
+    strftime(buf, 32, "%Y-%m-%dT%H:%M:%SZ", &tm);
+}
+
+/* "dir/model.gguf" -> "model.plan.yaml" in the current folder. */
+static void default_output(const char *model_path, char *buf, size_t size) {
+    const char *base = strrchr(model_path, '/');
+    base = base ? base + 1 : model_path;
+    size_t len = strlen(base);
+    if (len > 5 && strcmp(base + len - 5, ".gguf") == 0)
+        len -= 5;
+    snprintf(buf, size, "%.*s.plan.yaml", (int)len, base);
+}
+
+static bool ends_with(const char *s, const char *tail) {
+    size_t n = strlen(s), m = strlen(tail);
+    return n >= m && strcmp(s + n - m, tail) == 0;
+}
+
+static ps_status write_plan(const ps_plan *plan, const char *path, const char *format, ps_error *err) {
+    bool binary = format ? strcmp(format, "binary") == 0 : ends_with(path, ".bin");
+    char *data = NULL;
+    uint64_t size = 0;
+    ps_status status = binary ? ps_plan_to_binary(plan, (uint8_t **)&data, &size, err)
+                              : ps_plan_to_yaml(plan, &data, &size, err);
+    if (!status && strcmp(path, "-") == 0) {
+        if (fwrite(data, 1, size, stdout) != size)
+            status = ps_error_set(err, PS_E_IO, "standard output", "cannot write");
+    } else if (!status) {
+        status = ps_file_write_atomic(path, data, size, err);
+    }
+    free(data);
+    return status;
+}
+
+static ps_status write_trace(const psplan_view *v, const char *path, ps_error *err) {
+    const ps_plan *plan = v->plan;
+    ps_trace trace = {.version = PS_TRACE_VERSION, .source = PS_TRACE_SIMULATED};
+    uint32_t n = 0;
+    for (uint32_t l = 0; l < plan->n_levels; l++)
+        n += plan->levels[l].n_tiers;
+    ps_status status = PS_OK;
+    trace.steps = calloc(n ? n : 1, sizeof *trace.steps);
+    if (!trace.steps)
+        return ps_error_set(err, PS_E_NOMEM, path, "out of memory");
+    snprintf(trace.tool, sizeof trace.tool, "%s", plan->tool);
+    snprintf(trace.created, sizeof trace.created, "%s", plan->created);
+    snprintf(trace.model_name, sizeof trace.model_name, "%s", plan->model_name);
+    snprintf(trace.budget, sizeof trace.budget, "%s", plan->levels[0].budget);
+    snprintf(trace.weights, sizeof trace.weights, "mapped file");
+    memcpy(trace.model_hash, plan->model_hash, sizeof trace.model_hash);
+    memcpy(trace.profile_hash, plan->profile_hash, sizeof trace.profile_hash);
+    double at = 0;
+    for (uint32_t l = 0; l < plan->n_levels && !status; l++)
+        for (uint32_t t = 0; t < plan->levels[l].n_tiers && !status; t++) {
+            ps_trace_step *step = &trace.steps[trace.n_steps];
+            status = ps_plan_simulate_step(plan, l, t, v->model, v->profile, v->cost, 0, step, err);
+            if (!status) {
+                step->start_s = at;
+                at += step->step_s;
+                trace.n_steps++;
+            }
+        }
+    if (!status)
+        status = ps_trace_write(&trace, path, err);
+    for (uint32_t i = 0; i < trace.n_steps; i++)
+        free(trace.steps[i].events);
+    free(trace.steps);
+    return status;
+}
+
+/* What a plan made from this profile is worth, in a line each. */
+static void warn_profile(const ps_profile *p) {
+    if (p->synthetic)
+        fprintf(stderr, "psplan: note: the profile is synthetic; its times are made up\n");
+    if (!p->complete)
+        fprintf(stderr, "psplan: warning: the profile is unfinished; run pstune again to complete it\n");
+}
+
+static ps_status show(const psplan_view *v, const ps_opt_value *values, ps_error *err) {
+    ps_status status = PS_OK;
+    bool explain = get(values, "explain")->set;
+    if (get(values, "json")->set) {
+        ps_json *j = ps_json_new(2);
+        ps_json_object(j, NULL);
+        psplan_json(v, j);
+        if (explain)
+            status = psplan_explain_json(v, j, err);
+        ps_json_close(j);
+        char *text = ps_json_end(j, NULL);
+        if (status) {
+            free(text);
+            return status;
+        }
+        return psplan_print(text, err);
+    }
+    ps_text *t = ps_text_new();
+    psplan_table(v, t);
+    if (explain)
+        status = psplan_explain(v, t, err);
+    char *text = ps_text_end(t, NULL);
+    if (status) {
+        free(text);
+        return status;
+    }
+    return psplan_print(text, err);
+}
+
+/* Why it does not fit, for programs. */
+static ps_status show_shortage(const ps_shortage *s, const ps_error *why, ps_error *err) {
+    ps_json *j = ps_json_new(2);
+    ps_json_object(j, NULL);
+    ps_json_bool(j, "feasible", false);
+    ps_json_str(j, "message", why->message);
+    ps_json_u64(j, "needed_bytes", s->needed_bytes);
+    ps_json_u64(j, "memory_bytes", s->memory_bytes);
+    ps_json_u64(j, "short_bytes", s->needed_bytes - s->memory_bytes);
+    ps_json_str(j, "largest", s->largest);
+    ps_json_u64(j, "largest_bytes", s->largest_bytes);
+    ps_json_u64(j, "nearest_context", s->nearest_context);
+    ps_json_close(j);
+    return psplan_print(ps_json_end(j, NULL), err);
+}
+
+int psplan_plan(int argc, char **argv) {
+    ps_opt_value values[N_OPTIONS];
+    const char *args[1];
+    uint32_t n_args;
+    int code;
+    if (!psplan_parse(&command, argc, argv, values, args, &n_args, &code))
+        return code;
+    ps_error err = {0};
+    psplan_model m = {0};
+    ps_profile *profile = NULL;
+    ps_cost_model *cost = NULL;
+    ps_plan *plan = NULL;
+    ps_level_request *levels = NULL;
+    wishes w = {0};
+    char created[32], output[4096];
+    ps_shortage shortage = {0};
+    ps_status status = parse_wishes(values, &w, &err);
+    if (!status)
+        status = psplan_model_open(args[0], &m, &err);
+    if (!status)
+        status = psplan_profile_read(get(values, "profile")->text, &profile, &err);
+    if (status)
+        goto done;
+    warn_profile(profile);
+    status = ps_cost_model_new(profile, &cost, &err);
+    if (status)
+        goto done;
+    if (w.n_contexts == 0) {
+        w.n_contexts = 1;
+        w.contexts[0] = m.model->n_ctx_train && m.model->n_ctx_train < 4096 ? m.model->n_ctx_train : 4096;
+    }
+    if (w.n_threads == 0) {
+        w.n_threads = 1;
+        w.threads[0] = profile->topology.n_allowed;
+    }
+    uint32_t n_levels = w.n_budgets * w.n_contexts * w.n_threads, n = 0;
+    levels = calloc(n_levels, sizeof *levels);
+    if (!levels) {
+        status = ps_error_set(&err, PS_E_NOMEM, "plan", "out of memory");
+        goto done;
+    }
+    for (uint32_t b = 0; b < w.n_budgets; b++)
+        for (uint32_t c = 0; c < w.n_contexts; c++)
+            for (uint32_t t = 0; t < w.n_threads; t++) {
+                ps_level_request *l = &levels[n++];
+                memcpy(l->budget, w.budgets[b], sizeof l->budget);
+                l->budget_bytes = w.budget_bytes[b];
+                l->bucket_tokens = w.contexts[c];
+                l->n_seqs = (uint32_t)get(values, "parallel")->u64;
+                l->n_threads = (uint32_t)w.threads[t];
+            }
+    now_text(created);
+    ps_plan_request request = {.model = m.model,
+                               .profile = profile,
+                               .cost = cost,
+                               .levels = levels,
+                               .n_levels = n_levels,
+                               .max_step_tokens = get(values, "max-step")->u64,
+                               .max_outputs = (uint32_t)get(values, "outputs")->u64,
+                               .tool = "psplan " PS_VERSION_STRING,
+                               .created = created};
+    status = ps_plan_build(&request, &plan, &shortage, &err);
+    if (status == PS_E_INFEASIBLE && get(values, "json")->set && shortage.needed_bytes) {
+        ps_error ignored;
+        show_shortage(&shortage, &err, &ignored);
+    }
+    if (status)
+        goto done;
+    default_output(args[0], output, sizeof output);
+    if (get(values, "output")->set)
+        snprintf(output, sizeof output, "%s", get(values, "output")->text);
+    bool to_stdout = strcmp(output, "-") == 0;
+    psplan_view view = {plan, m.model, profile, cost, args[0], output};
+    status = write_plan(plan, output, get(values, "format")->text, &err);
+    if (!status && get(values, "trace")->set)
+        status = write_trace(&view, get(values, "trace")->text, &err);
+    if (!status && !to_stdout)
+        status = show(&view, values, &err);
+done:
+    free(levels);
+    ps_plan_free(plan);
+    ps_cost_model_free(cost);
+    ps_profile_free(profile);
+    psplan_model_close(&m);
+    return psplan_finish(status, &err);
+}

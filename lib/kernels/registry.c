@@ -2,12 +2,8 @@
 #include <string.h>
 
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/kernel.h"
-#if __has_include("kernels/cpu/matmul_int.h")
 #include "kernels/cpu/matmul.h"
-#else
-#define PS_CPU_MATMUL_KERNELS(X)
-#endif
+#include "kernels/kernel.h"
 
 #define OP_SPEC(id_, name_, op_, wtype_, in_, out_, min_, max_, tol_, var_, base_, tok_, tokcol_, col_,      \
                 thr_, thrcol_)                                                                               \

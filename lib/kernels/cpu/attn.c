@@ -26,10 +26,9 @@ static uint64_t items(const ps_kargs *a, uint32_t phase, bool split) {
         else
             n += a->spans[s].n_rows;
     }
-    const bool join = split && phase == 1;
-    if (join)
-        return n * a->n_rows;
-    return phase == 0 || ps_attn_staged(a) ? n : 0;
+    if (phase == 0 || ps_attn_staged(a))
+        return n;
+    return split ? n * a->n_rows : 0;
 }
 
 uint64_t ps_cpu_attn_split_items(const ps_kargs *a, uint32_t phase) {

@@ -48,7 +48,7 @@ static inline uint64_t ps_attn_part_len(const ps_layer *l, const ps_seq_span *sp
     return len;
 }
 
-/* Q8 output whose groups straddle heads: rows are staged as floats and quantised in a last phase. */
+/* Q8 output whose groups straddle heads: rows are staged as floats and quantised once whole. */
 static inline bool ps_attn_staged(const ps_kargs *a) {
     return a->dst.fmt == PS_FMT_Q8 && a->layer->head_dim_v % PS_Q8_GROUP != 0;
 }

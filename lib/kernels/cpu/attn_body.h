@@ -410,16 +410,16 @@ static const ps_seq_span *span_row(const ps_kargs *a, uint64_t item, uint64_t *o
     return sp;
 }
 
-/* Join the parts of one token's heads of one KV head, in order. */
-static void join_parts(const ps_kargs *a, uint64_t item, float *mem) {
+/* Join the parts of the heads of one row of the spans and one KV head, in order. */
+static void join_parts(const ps_kargs *a, uint64_t row, uint64_t kv_head, float *mem) {
     const ps_layer *ly = a->layer;
     const ps_attn_scratch s = ps_attn_scratch_of(a, true);
     const uint64_t dv = ly->head_dim_v, group = ly->n_head / ly->n_head_kv;
     const uint64_t most = dv < 2 ? PS_ATTN_PARTS_MAX / 2 : PS_ATTN_PARTS_MAX;
     uint64_t token, parts;
-    ps_attn_part_len(ly, span_row(a, item / a->n_rows, &token), &parts);
+    ps_attn_part_len(ly, span_row(a, row, &token), &parts);
     for (uint64_t g = 0; g < group; g++) {
-        const uint64_t head = (a->row0 + item % a->n_rows) * group + g;
+        const uint64_t head = kv_head * group + g;
         const uint64_t at = (token * ly->n_head + head) * most;
         const float *stat = s.stat + 2 * at;
         float w[PS_ATTN_PARTS_MAX], best = -INFINITY, sum = 0;
@@ -458,12 +458,19 @@ static void quantize_staged(const ps_kargs *a, uint64_t item, const float *stage
 void PS_FN(ps_cpu_attn_split_run)(const ps_kargs *a, uint32_t phase, uint64_t first, uint64_t n,
                                   uint32_t thread) {
     float *mem = (float *)(void *)(a->scratch + (uint64_t)thread * PS_ATTN_THREAD);
-    if (phase == 0)
+    if (phase == 0) {
         attend(a, first, n, thread, true);
-    for (uint64_t i = first; phase == 1 && i < first + n; i++)
-        join_parts(a, i, mem);
-    for (uint64_t i = first; phase == 2 && i < first + n; i++)
+        return;
+    }
+    for (uint64_t i = first; i < first + n; i++) {
+        if (!ps_attn_staged(a)) {
+            join_parts(a, i / a->n_rows, a->row0 + i % a->n_rows, mem);
+            continue;
+        }
+        for (uint64_t h = 0; h < a->n_rows; h++)
+            join_parts(a, i, a->row0 + h, mem);
         quantize_staged(a, i, ps_attn_scratch_of(a, true).staged);
+    }
 }
 
 void PS_FN(ps_cpu_attn_block_run)(const ps_kargs *a, uint32_t phase, uint64_t first, uint64_t n,

@@ -21,8 +21,9 @@ enum { PS_CPU_VEC_LEVELS = 1 };
     X(add, 1)                                                                                                \
     X(convert, 1)                                                                                            \
     X(moe_route, 1)                                                                                          \
-    X(attn_split, 3)                                                                                         \
-    X(attn_block, 2)
+    X(attn_split, 2)                                                                                         \
+    X(attn_block, 2)                                                                                         \
+    X(moe, 7)
 #define PS_CPU_PLAIN_OPS(X)                                                                                  \
     X(embed, 1)                                                                                              \
     X(gather, 1)                                                                                             \
@@ -46,6 +47,34 @@ PS_CPU_PLAIN_OPS(PS_CPU_DECLARE_PLAIN)
 enum {
     PS_GLU_BLOCK = 1024,     /* elements of one GLU item, a multiple of the Q8 group */
     PS_ATTN_THREAD = 1 << 19 /* bytes of one thread's attention tiles */
+};
+
+/* Functions of row_ops_body.h that the mixture of experts uses, per level: y = act(g) * u for n elements, and
+ * quantisation of elements [col0, col0 + n) of row t of a Q8 activation. */
+typedef void (*ps_cpu_act_fn)(const float *g, const float *u, float *y, uint64_t n, bool silu);
+typedef void (*ps_cpu_quantize_fn)(const ps_xarg *dst, uint64_t t, uint64_t col0, uint64_t n, const float *x);
+#define PS_CPU_DECLARE_HELPERS(level)                                                                        \
+    void ps_cpu_act_cols_##level(const float *g, const float *u, float *y, uint64_t n, bool silu);           \
+    void ps_cpu_quantize_cols_##level(const ps_xarg *dst, uint64_t t, uint64_t col0, uint64_t n,             \
+                                      const float *x);
+PS_CPU_DECLARE_HELPERS(generic)
+PS_CPU_DECLARE_HELPERS(avx2)
+PS_CPU_DECLARE_HELPERS(avx512)
+#undef PS_CPU_DECLARE_HELPERS
+
+/* Mixture of experts: limits, and the scratch that follows from them (moe.c). */
+enum {
+    PS_MOE_MAX_EXPERTS = 1024,
+    PS_MOE_MAX_USED = 32,
+    PS_MOE_ROUNDS = 3,
+    PS_MOE_BASE = PS_MOE_ROUNDS * (2 * PS_MOE_MAX_EXPERTS + 2) * 4 + 128 + PS_MOE_MAX_USED * 256,
+    PS_MOE_TOKEN = PS_MOE_MAX_USED * 4 + 2048,
+    PS_MOE_TOKEN_COL_Q8 = 16,
+    PS_MOE_COL_Q8 = PS_MOE_MAX_USED * 5 / 4,
+    PS_MOE_TOKEN_COL_F32 = 48,
+    PS_MOE_COL_F32 = PS_MOE_MAX_USED * 4,
+    PS_MOE_THREAD = 12 * 256,
+    PS_MOE_THREAD_COL = 12 * 4
 };
 
 /* Rows: X(id, "name", op, weight type, in, out, min tokens, max tokens, tolerance, variants, scratch...).
@@ -85,7 +114,27 @@ enum {
     PS_CPU_EMBED_KERNEL(X, 112, "q4_k", Q4_K)                                                                \
     PS_CPU_EMBED_KERNEL(X, 113, "q5_k", Q5_K)                                                                \
     PS_CPU_EMBED_KERNEL(X, 114, "q6_k", Q6_K)                                                                \
-    PS_CPU_EMBED_KERNEL(X, 130, "bf16", BF16)
+    PS_CPU_EMBED_KERNEL(X, 130, "bf16", BF16)                                                                \
+    PS_CPU_MOE_F32(X, 200, "f32", F32)                                                                       \
+    PS_CPU_MOE_F32(X, 201, "f16", F16)                                                                       \
+    PS_CPU_MOE_Q8(X, 202, "q4_0", Q4_0)                                                                      \
+    PS_CPU_MOE_Q8(X, 203, "q4_1", Q4_1)                                                                      \
+    PS_CPU_MOE_Q8(X, 206, "q5_0", Q5_0)                                                                      \
+    PS_CPU_MOE_Q8(X, 207, "q5_1", Q5_1)                                                                      \
+    PS_CPU_MOE_Q8(X, 208, "q8_0", Q8_0)                                                                      \
+    PS_CPU_MOE_Q8(X, 212, "q4_k", Q4_K)                                                                      \
+    PS_CPU_MOE_Q8(X, 213, "q5_k", Q5_K)                                                                      \
+    PS_CPU_MOE_Q8(X, 214, "q6_k", Q6_K)                                                                      \
+    PS_CPU_MOE_F32(X, 230, "bf16", BF16)
+
+/* Mixture of experts, by the type of the gate matrices; id 200 + ggml id. Scratch: moe.c says what it holds. The
+ * hidden layer is rounded to Q8 between the products where the row takes Q8. */
+#define PS_CPU_MOE_Q8(X, id, text, type)                                                                     \
+    X(id, "cpu.moe." text ".q8", MOE_DISPATCH, type, Q8, F32, 1, UINT32_MAX, 2e-2f, moe, PS_MOE_BASE,        \
+      PS_MOE_TOKEN, PS_MOE_TOKEN_COL_Q8, PS_MOE_COL_Q8, PS_MOE_THREAD, PS_MOE_THREAD_COL)
+#define PS_CPU_MOE_F32(X, id, text, type)                                                                    \
+    X(id, "cpu.moe." text ".f32", MOE_DISPATCH, type, F32, F32, 1, UINT32_MAX, 1e-5f, moe, PS_MOE_BASE,      \
+      PS_MOE_TOKEN, PS_MOE_TOKEN_COL_F32, PS_MOE_COL_F32, PS_MOE_THREAD, PS_MOE_THREAD_COL)
 
 /* Embedding rows of each type the dequantiser knows; id 100 + ggml id. */
 #define PS_CPU_EMBED_KERNEL(X, id, text, type)                                                               \

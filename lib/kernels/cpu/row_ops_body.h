@@ -216,6 +216,14 @@ static void glu_cols(const float *g, const float *u, float *y, uint64_t n, bool 
     }
 }
 
+void PS_FN(ps_cpu_act_cols)(const float *g, const float *u, float *y, uint64_t n, bool silu) {
+    glu_cols(g, u, y, n, silu);
+}
+
+void PS_FN(ps_cpu_quantize_cols)(const ps_xarg *dst, uint64_t t, uint64_t col0, uint64_t n, const float *x) {
+    quantize_cols(dst, t, col0, n, x);
+}
+
 void PS_FN(ps_cpu_glu_run)(const ps_kargs *a, uint32_t phase, uint64_t first, uint64_t n, uint32_t thread) {
     (void)phase;
     (void)thread;

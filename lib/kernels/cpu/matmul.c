@@ -64,17 +64,21 @@ uint64_t ps_mm_items_few(const ps_kargs *a, uint32_t phase) {
     return a->n_tokens == 0 ? 0 : (a->n_rows + rows - 1) / rows;
 }
 
-static void run_few(const ps_kargs *a, uint64_t first, uint64_t n, mm_dot_q8 dot) {
+static void run_few(const ps_kargs *a, uint64_t first, uint64_t n, mm_dot dot) {
     uint64_t rows = few_rows(a), end = a->row0 + a->n_rows;
     uint64_t row = a->row0 + first * rows, last = min_u64(row + n * rows, end);
+    const uint8_t *w_end = a->w[0].data + last * a->w[0].row_bytes;
     float out[MM_NR * MM_NT];
+    for (uint64_t i = 0; row < last && i < MM_AHEAD_BYTES; i += 64)
+        __builtin_prefetch(a->w[0].data + row * a->w[0].row_bytes + i);
     for (; row < last; row += MM_NR) {
         uint32_t nr = (uint32_t)min_u64(MM_NR, last - row);
         const uint8_t *w = a->w[0].data + row * a->w[0].row_bytes;
-        for (uint32_t t = 0; t < a->n_tokens; t += MM_NT) {
+        uint64_t ahead = (uint64_t)(w_end - w) - nr * a->w[0].row_bytes;
+        for (uint32_t t = 0; t < a->n_tokens; t += MM_NT, ahead = 0) {
             uint32_t nt = (uint32_t)min_u64(MM_NT, a->n_tokens - t);
             const uint8_t *x = (const uint8_t *)a->src[0].data + t * a->src[0].row_bytes;
-            dot(w, a->w[0].row_bytes, a->w[0].cols, nr, x, a->src[0].row_bytes, nt, out);
+            dot(w, a->w[0].row_bytes, a->w[0].cols, nr, ahead, x, a->src[0].row_bytes, nt, out);
             ps_mm_store(a, row, nr, t, nt, out, false);
         }
     }
@@ -130,7 +134,7 @@ static void panel_item(const mm_ops *ops, const ps_kargs *a, uint64_t row, uint3
             for (uint32_t r = 0; r < n_rows; r += MM_NR) {
                 uint32_t nr = (uint32_t)min_u64(MM_NR, n_rows - r);
                 ops->dot_float[PS_DTYPE_F32]((const uint8_t *)(panel + r * MM_PANEL_COLS),
-                                             MM_PANEL_COLS * sizeof *panel, nc, nr, x, a->src[0].row_bytes,
+                                             MM_PANEL_COLS * sizeof *panel, nc, nr, 0, x, a->src[0].row_bytes,
                                              nt, out);
                 ps_mm_store(a, row + r, nr, t0 + t, nt, out, c > 0);
             }

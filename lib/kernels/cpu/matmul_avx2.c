@@ -88,6 +88,14 @@ MM_INLINE __m256i unpack(const ps_dtype type, const uint8_t *b, uint32_t g) {
     return v;
 }
 
+/* Ask for the next n bytes of weights, at the distance of all levels. */
+MM_INLINE void fetch(const uint8_t *w, uint64_t n, uint64_t ahead) {
+    if (ahead > MM_AHEAD_BYTES)
+        ahead = MM_AHEAD_BYTES;
+    for (uint64_t i = 0; i < n; i += 64)
+        _mm_prefetch((const char *)w + i + ahead, _MM_HINT_T0);
+}
+
 /* Sum of the lanes, halves first. */
 MM_INLINE float fold(__m256 v) {
     __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -148,7 +156,9 @@ MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const ui
 }
 
 MM_INLINE void dot_q8(const ps_dtype type, const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,
-                      const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {
+                      uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {
+    if (ahead)
+        fetch(w, nr * row_bytes, ahead);
     for (; nt >= 2; nt -= 2, x += 2 * x_bytes, out += 2 * MM_NR) {
         uint32_t r = 0;
         for (; r + 2 <= nr; r += 2)
@@ -185,8 +195,8 @@ MM_INLINE void dequant(const ps_dtype type, const uint8_t *w, float *dst, uint64
 
 #define DEFINE_QUANT(name)                                                                                   \
     static void dot_q8_##name(const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,              \
-                              const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {                 \
-        dot_q8(PS_DTYPE_##name, w, row_bytes, cols, nr, x, x_bytes, nt, out);                                \
+                              uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) { \
+        dot_q8(PS_DTYPE_##name, w, row_bytes, cols, nr, ahead, x, x_bytes, nt, out);                         \
     }                                                                                                        \
     static void dequant_##name(const uint8_t *w, float *dst, uint64_t n) {                                   \
         dequant(PS_DTYPE_##name, w, dst, n);                                                                 \
@@ -255,7 +265,10 @@ MM_INLINE void float_rows(const ps_dtype type, const int NT, const uint8_t *w, u
 }
 
 MM_INLINE void dot_float(const ps_dtype type, const uint8_t *w, uint64_t row_bytes, uint64_t cols,
-                         uint32_t nr, const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {
+                         uint32_t nr, uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt,
+                         float *out) {
+    if (ahead)
+        fetch(w, nr * row_bytes, ahead);
     for (; nt >= 3; nt -= 3, x += 3 * x_bytes, out += 3 * MM_NR)
         float_rows(type, 3, w, row_bytes, cols, nr, x, x_bytes, out);
     if (nt == 2)
@@ -266,8 +279,9 @@ MM_INLINE void dot_float(const ps_dtype type, const uint8_t *w, uint64_t row_byt
 
 #define DEFINE_FLOAT(name)                                                                                   \
     static void dot_float_##name(const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,           \
-                                 const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {              \
-        dot_float(PS_DTYPE_##name, w, row_bytes, cols, nr, x, x_bytes, nt, out);                             \
+                                 uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt,            \
+                                 float *out) {                                                               \
+        dot_float(PS_DTYPE_##name, w, row_bytes, cols, nr, ahead, x, x_bytes, nt, out);                      \
     }                                                                                                        \
     static void dequant_##name(const uint8_t *w, float *dst, uint64_t n) {                                   \
         for (uint64_t i = 0; i < n; i += 8) {                                                                \

@@ -6,6 +6,15 @@
  * own accumulator register. */
 enum { Q8_NT = 4, FLOAT_NT = 6 };
 
+/* Ask for n bytes of each row, `ahead` bytes further on. */
+MM_INLINE void fetch(const int NR, const uint8_t *w, uint64_t row_bytes, uint64_t n, uint64_t ahead) {
+#pragma GCC unroll 4
+    for (int r = 0; r < NR; r++)
+#pragma GCC unroll 9
+        for (uint64_t i = 0; i < n; i += 64)
+            _mm_prefetch((const char *)w + (uint64_t)r * row_bytes + i + ahead, _MM_HINT_T0);
+}
+
 /* Sum of the lanes, halves first. */
 MM_INLINE __m128 fold128(__m512 v) {
     __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
@@ -39,8 +48,36 @@ MM_INLINE void q8_step(const ps_dtype type, const int NR, const int NT, const ui
     }
 }
 
+/* The same for four blocks, of which n exist. q_lo, q_hi: activations of the first and second halves. */
+MM_INLINE void q8_quad(const ps_dtype type, const int NR, const int NT, const uint8_t *b, uint64_t row_bytes,
+                       const uint32_t n, const uint8_t *x, uint64_t x_bytes, __m512i lanes, __m512 p[4][4],
+                       __m512 acc[4][4]) {
+    __m512i q_lo[4], q_hi[4];
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; t++, x += x_bytes) {
+        __m512i q0 = n >= 2 ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi8(0xffffffffu, x);
+        __m512i q1 = n == 4   ? _mm512_loadu_si512(x + 64)
+                     : n == 3 ? _mm512_maskz_loadu_epi8(0xffffffffu, x + 64)
+                              : _mm512_setzero_si512();
+        q_lo[t] = _mm512_shuffle_i32x4(q0, q1, 0x88);
+        q_hi[t] = _mm512_shuffle_i32x4(q0, q1, 0xdd);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < NR; r++) {
+        __m512i lo, hi;
+        mm512_unpack_quad(type, b + (uint64_t)r * row_bytes, n, &lo, &hi);
+#pragma GCC unroll 4
+        for (int t = 0; t < NT; t++) {
+            __m512i s =
+                _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), lo, q_lo[t]), hi, q_hi[t]);
+            acc[r][t] =
+                _mm512_fmadd_ps(_mm512_cvtepi32_ps(s), _mm512_permutexvar_ps(lanes, p[r][t]), acc[r][t]);
+        }
+    }
+}
+
 MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const uint8_t *w, uint64_t row_bytes,
-                       uint64_t cols, const uint8_t *x, uint64_t x_bytes, float *out) {
+                       uint64_t cols, uint64_t ahead, const uint8_t *x, uint64_t x_bytes, float *out) {
     const uint32_t chunk = mm512_chunk_groups(type);
     const uint64_t chunk_bytes = mm_is_super(type) ? mm_block_bytes(type) : 16u * mm_block_bytes(type);
     const uint64_t d_at = ps_q8_d_offset(cols), s_at = ps_q8_s_offset(cols);
@@ -54,6 +91,10 @@ MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const ui
             acc[r][t] = _mm512_setzero_ps();
     for (uint64_t g = 0; g < n_groups; g += chunk, w += chunk_bytes) {
         uint32_t n = n_groups - g < chunk ? (uint32_t)(n_groups - g) : chunk;
+        if (ahead && n == chunk)
+            fetch(NR, w, row_bytes, chunk_bytes, ahead); /* a constant number of lines */
+        else if (ahead)
+            fetch(NR, w, row_bytes, n * mm_block_bytes(type), ahead);
         __mmask16 k = mm_mask16(n);
         __m512 xd[4], xs[4];
 #pragma GCC unroll 4
@@ -78,7 +119,7 @@ MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const ui
             }
         }
         __m512i lanes = mm512_factor_lanes(type);
-        const __m512i next = _mm512_set1_epi32(type == PS_DTYPE_Q6_K ? 4 : 2);
+        const __m512i next = _mm512_set1_epi32(type == PS_DTYPE_Q6_K || mm512_is_quad(type) ? 4 : 2);
         if (mm_is_super(type)) {
 #pragma GCC unroll 4
             for (uint32_t i = 0; i < 4; i++) {
@@ -88,6 +129,19 @@ MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const ui
                 q8_step(type, NR, NT, w, row_bytes, i, true, q, lanes, p, acc);
                 lanes = _mm512_add_epi32(lanes, next);
             }
+        } else if (mm512_is_quad(type)) {
+            const uint8_t *b = w, *xq = x + g * 32;
+            const uint32_t step = 4 * mm_block_bytes(type);
+            for (uint32_t i = 0; i < n / 4; i++, b += step, xq += 128) {
+                q8_quad(type, NR, NT, b, row_bytes, 4, xq, x_bytes, lanes, p, acc);
+                lanes = _mm512_add_epi32(lanes, next);
+            }
+            if (n % 4 == 2)
+                q8_quad(type, NR, NT, b, row_bytes, 2, xq, x_bytes, lanes, p, acc);
+            else if (n % 4 == 1)
+                q8_quad(type, NR, NT, b, row_bytes, 1, xq, x_bytes, lanes, p, acc);
+            else if (n % 4 == 3)
+                q8_quad(type, NR, NT, b, row_bytes, 3, xq, x_bytes, lanes, p, acc);
         } else {
             for (uint32_t i = 0; i < n / 2; i++) {
 #pragma GCC unroll 4
@@ -113,28 +167,29 @@ MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const ui
 }
 
 MM_INLINE void q8_rows(const ps_dtype type, const int NT, const uint8_t *w, uint64_t row_bytes, uint64_t cols,
-                       uint32_t nr, const uint8_t *x, uint64_t x_bytes, float *out) {
+                       uint32_t nr, uint64_t ahead, const uint8_t *x, uint64_t x_bytes, float *out) {
     if (nr == 4 && NT <= 2) {
-        q8_tile(type, 4, NT, w, row_bytes, cols, x, x_bytes, out);
+        q8_tile(type, 4, NT, w, row_bytes, cols, ahead, x, x_bytes, out);
         return;
     }
     uint32_t r = 0;
     for (; r + 2 <= nr; r += 2)
-        q8_tile(type, 2, NT, w + r * row_bytes, row_bytes, cols, x, x_bytes, out + r);
+        q8_tile(type, 2, NT, w + r * row_bytes, row_bytes, cols, ahead, x, x_bytes, out + r);
     if (r < nr)
-        q8_tile(type, 1, NT, w + r * row_bytes, row_bytes, cols, x, x_bytes, out + r);
+        q8_tile(type, 1, NT, w + r * row_bytes, row_bytes, cols, ahead, x, x_bytes, out + r);
 }
 
 MM_INLINE void dot_q8(const ps_dtype type, const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,
-                      const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {
-    for (; nt >= Q8_NT; nt -= Q8_NT, x += Q8_NT * x_bytes, out += Q8_NT * MM_NR)
-        q8_rows(type, 4, w, row_bytes, cols, nr, x, x_bytes, out);
+                      uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {
+    ahead = ahead < MM_AHEAD_BYTES ? ahead : MM_AHEAD_BYTES;
+    for (; nt >= Q8_NT; nt -= Q8_NT, x += Q8_NT * x_bytes, out += Q8_NT * MM_NR, ahead = 0)
+        q8_rows(type, 4, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
     if (nt == 3)
-        q8_rows(type, 3, w, row_bytes, cols, nr, x, x_bytes, out);
+        q8_rows(type, 3, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
     else if (nt == 2)
-        q8_rows(type, 2, w, row_bytes, cols, nr, x, x_bytes, out);
+        q8_rows(type, 2, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
     else if (nt == 1)
-        q8_rows(type, 1, w, row_bytes, cols, nr, x, x_bytes, out);
+        q8_rows(type, 1, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
 }
 
 MM_INLINE void dequant(const ps_dtype type, const uint8_t *w, float *dst, uint64_t n) {
@@ -162,8 +217,8 @@ MM_INLINE void dequant(const ps_dtype type, const uint8_t *w, float *dst, uint64
 
 #define DEFINE_QUANT(name)                                                                                   \
     static void dot_q8_##name(const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,              \
-                              const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {                 \
-        dot_q8(PS_DTYPE_##name, w, row_bytes, cols, nr, x, x_bytes, nt, out);                                \
+                              uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) { \
+        dot_q8(PS_DTYPE_##name, w, row_bytes, cols, nr, ahead, x, x_bytes, nt, out);                         \
     }                                                                                                        \
     static void dequant_##name(const uint8_t *w, float *dst, uint64_t n) {                                   \
         dequant(PS_DTYPE_##name, w, dst, n);                                                                 \
@@ -181,7 +236,8 @@ MM_INLINE __m512 load_floats(const ps_dtype type, const uint8_t *w, __mmask16 k)
 }
 
 MM_INLINE void float_tile(const ps_dtype type, const int NR, const int NT, const uint8_t *w,
-                          uint64_t row_bytes, uint64_t cols, const uint8_t *x, uint64_t x_bytes, float *out) {
+                          uint64_t row_bytes, uint64_t cols, uint64_t ahead, const uint8_t *x,
+                          uint64_t x_bytes, float *out) {
     const uint32_t bytes = mm_block_bytes(type);
     __m512 acc[4][FLOAT_NT], wv[4];
 #pragma GCC unroll 4
@@ -191,6 +247,8 @@ MM_INLINE void float_tile(const ps_dtype type, const int NR, const int NT, const
             acc[r][t] = _mm512_setzero_ps();
     for (uint64_t i = 0; i < cols; i += 16) {
         __mmask16 k = mm_mask16(cols - i);
+        if (ahead)
+            fetch(NR, w + i * bytes, row_bytes, 16 * bytes, ahead);
 #pragma GCC unroll 4
         for (int r = 0; r < NR; r++)
             wv[r] = load_floats(type, w + (uint64_t)r * row_bytes + i * bytes, k);
@@ -211,28 +269,32 @@ MM_INLINE void float_tile(const ps_dtype type, const int NR, const int NT, const
 }
 
 MM_INLINE void float_rows(const ps_dtype type, const int NT, const uint8_t *w, uint64_t row_bytes,
-                          uint64_t cols, uint32_t nr, const uint8_t *x, uint64_t x_bytes, float *out) {
+                          uint64_t cols, uint32_t nr, uint64_t ahead, const uint8_t *x, uint64_t x_bytes,
+                          float *out) {
     if (nr == 4)
-        float_tile(type, 4, NT, w, row_bytes, cols, x, x_bytes, out);
+        float_tile(type, 4, NT, w, row_bytes, cols, ahead, x, x_bytes, out);
     else
         for (uint32_t r = 0; r < nr; r++)
-            float_tile(type, 1, NT, w + r * row_bytes, row_bytes, cols, x, x_bytes, out + r);
+            float_tile(type, 1, NT, w + r * row_bytes, row_bytes, cols, ahead, x, x_bytes, out + r);
 }
 
 MM_INLINE void dot_float(const ps_dtype type, const uint8_t *w, uint64_t row_bytes, uint64_t cols,
-                         uint32_t nr, const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {
-    for (; nt >= FLOAT_NT; nt -= FLOAT_NT, x += FLOAT_NT * x_bytes, out += FLOAT_NT * MM_NR)
-        float_rows(type, FLOAT_NT, w, row_bytes, cols, nr, x, x_bytes, out);
-    for (; nt >= 2; nt -= 2, x += 2 * x_bytes, out += 2 * MM_NR)
-        float_rows(type, 2, w, row_bytes, cols, nr, x, x_bytes, out);
+                         uint32_t nr, uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt,
+                         float *out) {
+    ahead = ahead < MM_AHEAD_BYTES ? ahead : MM_AHEAD_BYTES;
+    for (; nt >= FLOAT_NT; nt -= FLOAT_NT, x += FLOAT_NT * x_bytes, out += FLOAT_NT * MM_NR, ahead = 0)
+        float_rows(type, FLOAT_NT, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
+    for (; nt >= 2; nt -= 2, x += 2 * x_bytes, out += 2 * MM_NR, ahead = 0)
+        float_rows(type, 2, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
     if (nt)
-        float_rows(type, 1, w, row_bytes, cols, nr, x, x_bytes, out);
+        float_rows(type, 1, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
 }
 
 #define DEFINE_FLOAT(name)                                                                                   \
     static void dot_float_##name(const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,           \
-                                 const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {              \
-        dot_float(PS_DTYPE_##name, w, row_bytes, cols, nr, x, x_bytes, nt, out);                             \
+                                 uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt,            \
+                                 float *out) {                                                               \
+        dot_float(PS_DTYPE_##name, w, row_bytes, cols, nr, ahead, x, x_bytes, nt, out);                      \
     }                                                                                                        \
     static void dequant_##name(const uint8_t *w, float *dst, uint64_t n) {                                   \
         for (uint64_t i = 0; i < n; i += 16) {                                                               \

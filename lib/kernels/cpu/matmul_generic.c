@@ -93,8 +93,10 @@ static inline __attribute__((always_inline)) void load_group(ps_dtype type, cons
 }
 
 static inline __attribute__((always_inline)) void dot_q8(ps_dtype type, const uint8_t *w, uint64_t row_bytes,
-                                                         uint64_t cols, uint32_t nr, const uint8_t *x,
-                                                         uint64_t x_bytes, uint32_t nt, float *out) {
+                                                         uint64_t cols, uint32_t nr, uint64_t ahead,
+                                                         const uint8_t *x, uint64_t x_bytes, uint32_t nt,
+                                                         float *out) {
+    (void)ahead;
     for (uint32_t r = 0; r < nr; r++, w += row_bytes) {
         for (uint32_t t = 0; t < nt; t++)
             out[t * MM_NR + r] = 0;
@@ -130,8 +132,8 @@ static inline __attribute__((always_inline)) void dequant(ps_dtype type, const u
 
 #define DEFINE_QUANT(name)                                                                                   \
     static void dot_q8_##name(const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,              \
-                              const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {                 \
-        dot_q8(PS_DTYPE_##name, w, row_bytes, cols, nr, x, x_bytes, nt, out);                                \
+                              uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) { \
+        dot_q8(PS_DTYPE_##name, w, row_bytes, cols, nr, ahead, x, x_bytes, nt, out);                         \
     }                                                                                                        \
     static void dequant_##name(const uint8_t *w, float *dst, uint64_t n) {                                   \
         dequant(PS_DTYPE_##name, w, dst, n);                                                                 \
@@ -151,8 +153,9 @@ static inline __attribute__((always_inline)) float load_float(ps_dtype type, con
 /* Eight running sums, so that rounding grows with cols / 8 and compilers can use vectors. */
 static inline __attribute__((always_inline)) void dot_float(ps_dtype type, const uint8_t *w,
                                                             uint64_t row_bytes, uint64_t cols, uint32_t nr,
-                                                            const uint8_t *x, uint64_t x_bytes, uint32_t nt,
-                                                            float *out) {
+                                                            uint64_t ahead, const uint8_t *x,
+                                                            uint64_t x_bytes, uint32_t nt, float *out) {
+    (void)ahead;
     for (uint32_t r = 0; r < nr; r++, w += row_bytes)
         for (uint32_t t = 0; t < nt; t++) {
             const float *row = (const float *)(const void *)(x + t * x_bytes);
@@ -170,8 +173,9 @@ static inline __attribute__((always_inline)) void dot_float(ps_dtype type, const
 
 #define DEFINE_FLOAT(name)                                                                                   \
     static void dot_float_##name(const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,           \
-                                 const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {              \
-        dot_float(PS_DTYPE_##name, w, row_bytes, cols, nr, x, x_bytes, nt, out);                             \
+                                 uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt,            \
+                                 float *out) {                                                               \
+        dot_float(PS_DTYPE_##name, w, row_bytes, cols, nr, ahead, x, x_bytes, nt, out);                      \
     }                                                                                                        \
     static void dequant_##name(const uint8_t *w, float *dst, uint64_t n) {                                   \
         for (uint64_t i = 0; i < n; i++)                                                                     \

@@ -56,11 +56,17 @@ MM_INLINE void mm512_factors(ps_dtype type, const uint8_t *b, uint32_t n, __m512
             _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
                                _mm512_set1_epi32(bytes));
         __m512i g = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), k, idx, b, 1);
+        if (type == PS_DTYPE_Q4_1 || type == PS_DTYPE_Q5_1) {
+            g = _mm512_permutexvar_epi16(_mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5,
+                                                          3, 1, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8,
+                                                          6, 4, 2, 0),
+                                         g);
+            *d = _mm512_cvtph_ps(_mm512_castsi512_si256(g));
+            *m = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(g, 1));
+            return;
+        }
         *d = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(g));
-        if (type == PS_DTYPE_Q4_1 || type == PS_DTYPE_Q5_1)
-            *m = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(g, 16)));
-        else
-            *m = _mm512_mul_ps(*d, _mm512_set1_ps(-mm512_offset(type)));
+        *m = _mm512_mul_ps(*d, _mm512_set1_ps(-mm512_offset(type)));
     }
 }
 
@@ -124,11 +130,42 @@ MM_INLINE __m512i mm512_unpack(ps_dtype type, const uint8_t *b, uint32_t pair, b
     return v;
 }
 
+/* Types whose block is 16 bytes of nibbles: elements 0-15 low, 16-31 high. Four blocks fill two vectors. */
+MM_INLINE bool mm512_is_quad(ps_dtype type) {
+    return type == PS_DTYPE_Q4_0 || type == PS_DTYPE_Q4_1 || type == PS_DTYPE_Q5_0 || type == PS_DTYPE_Q5_1;
+}
+
+/* Four blocks from b, of which n exist: first halves of all in lo, second halves in hi, 16 bytes a block. */
+MM_INLINE void mm512_unpack_quad(ps_dtype type, const uint8_t *b, uint32_t n, __m512i *lo, __m512i *hi) {
+    const uint32_t bytes = mm_block_bytes(type), at = bytes - 16;
+    const __m512i low4 = _mm512_set1_epi8(15);
+    __m512i v = _mm512_castsi128_si512(mm_load128(b + at));
+    if (n > 1)
+        v = _mm512_inserti32x4(v, mm_load128(b + bytes + at), 1);
+    if (n > 2)
+        v = _mm512_inserti32x4(v, mm_load128(b + 2 * bytes + at), 2);
+    if (n > 3)
+        v = _mm512_inserti32x4(v, mm_load128(b + 3 * bytes + at), 3);
+    *lo = _mm512_and_si512(v, low4);
+    *hi = _mm512_and_si512(_mm512_srli_epi16(v, 4), low4);
+    if (type == PS_DTYPE_Q5_0 || type == PS_DTYPE_Q5_1) {
+        uint64_t k_lo = 0, k_hi = 0; /* 16 bits of each block, first halves and second halves */
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < n; i++) {
+            k_lo |= (uint64_t)mm_load_u16(b + i * bytes + at - 4) << 16 * i;
+            k_hi |= (uint64_t)mm_load_u16(b + i * bytes + at - 2) << 16 * i;
+        }
+        *lo = _mm512_mask_add_epi8(*lo, k_lo, *lo, _mm512_set1_epi8(16));
+        *hi = _mm512_mask_add_epi8(*hi, k_hi, *hi, _mm512_set1_epi8(16));
+    }
+}
+
 /* Lane of the factors that each int32 lane of pair 0 takes (a lane holds 4 weights); pair p: + 2p, for
- * Q6_K + 4p. */
+ * Q6_K and quads + 4p. */
 MM_INLINE __m512i mm512_factor_lanes(ps_dtype type) {
-    return type == PS_DTYPE_Q6_K ? _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)
-                                 : _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    return type == PS_DTYPE_Q6_K || mm512_is_quad(type)
+               ? _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)
+               : _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
 }
 
 #endif

@@ -188,10 +188,11 @@ static void product(const moe_level *lv, const ps_warg *w, uint64_t expert, uint
         float part[MM_NT * MM_NR];
         const uint32_t n = nr - r < MM_NR ? (uint32_t)(nr - r) : MM_NR;
         const uint8_t *rows = w->data + (expert * w->rows + row0 + r) * w->row_bytes;
+        const uint64_t ahead = (nr - r - n) * w->row_bytes;
         if (takes_q8(w->type))
-            lv->mm->dot_q8[w->type](rows, w->row_bytes, w->cols, n, x, stride, nt, part);
+            lv->mm->dot_q8[w->type](rows, w->row_bytes, w->cols, n, ahead, x, stride, nt, part);
         else
-            lv->mm->dot_float[w->type](rows, w->row_bytes, w->cols, n, x, stride, nt, part);
+            lv->mm->dot_float[w->type](rows, w->row_bytes, w->cols, n, ahead, x, stride, nt, part);
         for (uint32_t t = 0; t < nt; t++)
             memcpy(out + t * ld + r, part + t * MM_NR, n * sizeof *out);
     }

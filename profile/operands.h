@@ -1,0 +1,38 @@
+/* Operands for one kernel at one point of a curve: weights, activations, KV and everything else an instruction
+ * takes, with random content, in enough copies that caches are as cold as in a run. */
+#ifndef PS_PROFILE_OPERANDS_H
+#define PS_PROFILE_OPERANDS_H
+
+#include "kernels/kernel.h"
+#include "schemas/machine_profile.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ps_operands ps_operands;
+
+/* cold_bytes: memory that weights cycle through: copies of a matrix are laid one behind the other in it, each call
+ * takes the next, so that by the time one comes again that much has been read in between, as in a run of a model of
+ * that size. Raised where a single operand needs more.
+ * model: NULL, or whose conventions (rope, activation, routing, head size) operations follow; borrowed. */
+ps_status ps_operands_new(uint64_t cold_bytes, const ps_model *model, ps_operands **out, ps_error *err);
+void ps_operands_free(ps_operands *o);
+
+/* Lay out operands of `kernel` at `point` for a team of point->n_threads. Valid until the next call.
+ * Errors: PS_E_NOMEM, PS_E_UNSUPPORTED (an operation without operands here). One thread. */
+ps_status ps_operands_set(ps_operands *o, const ps_kernel *kernel, const ps_profile_point *point,
+                          ps_error *err);
+
+/* Arguments of call number `i`. span: room for the sequence of that call, as long as *a is used. Any thread. */
+void ps_operands_args(const ps_operands *o, uint64_t i, ps_kargs *a, ps_seq_span *span);
+
+/* Hold the kernel against the double-precision reference on operands of a small shape, run by `run` (call 0 of what
+ * ps_operands_args gives). Errors: PS_E_INTERNAL naming kernel and difference; those of ps_operands_set. */
+ps_status ps_operands_verify(ps_operands *o, const ps_kernel *kernel, uint32_t n_threads,
+                             void (*run)(void *ctx, const ps_kernel *kernel), void *ctx, ps_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,30 @@
+/* Contention: threads that read memory as fast as they can beside what is measured. */
+#ifndef PS_PROFILE_STREAMS_H
+#define PS_PROFILE_STREAMS_H
+
+#include <stdint.h>
+
+#include "core/status.h"
+#include "machine/topology.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ps_streams ps_streams;
+
+/* Start one reading thread on each of machine->cpus[first .. first + n), over `data` (borrowed, far larger than the
+ * caches). Errors: PS_E_OS, PS_E_NOMEM. */
+ps_status ps_streams_start(const ps_machine *machine, uint32_t first, uint32_t n, const uint8_t *data,
+                           uint64_t bytes, ps_streams **out, ps_error *err);
+/* Bytes read by all of them so far. */
+uint64_t ps_streams_bytes(const ps_streams *s);
+void ps_streams_stop(ps_streams *s);
+
+/* Sum of the 8-byte words of a stretch, a multiple of 64 bytes: reads memory and does little else. */
+uint64_t ps_stream_read(const uint8_t *data, uint64_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

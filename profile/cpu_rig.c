@@ -2,9 +2,10 @@
  *
  * A sample of a kernel is a run of back-to-back instructions on the hot team, with a barrier before each and one
  * between phases, items handed out by the executor's rule: the time of one instruction in a step. Runs are long
- * enough (about 300 us) for the clock not to matter. */
+ * enough (about 150 us) for the clock not to matter. */
 #include "profile/cpu_rig.h"
 
+#include <hwloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@
 #include "profile/streams.h"
 
 enum {
-    SAMPLE_NS = 300000,
+    SAMPLE_NS = 150000,
     MAX_CALLS = 1024, /* in one sample */
     MAX_PHASES = 8,
     BARRIERS = 1000,
@@ -53,6 +54,7 @@ struct ps_cpu_rig {
     uint8_t *stream_data; /* for streams and the DRAM ceiling */
     uint64_t stream_bytes, stream_at;
     ps_streams *streams;
+    hwloc_bitmap_t free_cpus; /* where our own thread may run when no streams do; NULL: it was not bound */
     /* What a job leaves behind. */
     uint64_t job_ns;
     uint64_t beside_bytes;
@@ -101,6 +103,7 @@ void ps_cpu_rig_free(ps_cpu_rig *r) {
     if (!r)
         return;
     ps_streams_stop(r->streams);
+    hwloc_bitmap_free(r->free_cpus);
     if (r->stream_data)
         munmap(r->stream_data, r->stream_bytes);
     for (uint32_t i = 0; r->pools && i <= r->machine->n_allowed; i++)
@@ -222,6 +225,26 @@ static void verify_run(void *ctx, const ps_kernel *kernel) {
     run_kernel(r, 1);
 }
 
+/* Streams beside a team of one, which the pool does not bind: keep to the first CPU, as they keep to the others. */
+static ps_status keep_to_first_cpu(ps_cpu_rig *r, ps_error *err) {
+    const hwloc_topology_t topo = r->machine->hwloc;
+    hwloc_bitmap_t first = hwloc_bitmap_alloc();
+    r->free_cpus = hwloc_bitmap_alloc();
+    ps_status st =
+        first && r->free_cpus ? PS_OK : ps_error_set(err, PS_E_NOMEM, "cpu", "no memory for a CPU set");
+    if (st == PS_OK) {
+        hwloc_bitmap_only(first, r->machine->cpus[0].os_index);
+        /* Where binding is not possible the streams are not bound either. */
+        if (hwloc_get_cpubind(topo, r->free_cpus, HWLOC_CPUBIND_THREAD) != 0 ||
+            hwloc_set_cpubind(topo, first, HWLOC_CPUBIND_THREAD) != 0) {
+            hwloc_bitmap_free(r->free_cpus);
+            r->free_cpus = NULL;
+        }
+    }
+    hwloc_bitmap_free(first);
+    return st;
+}
+
 static ps_status prepare_kernel(ps_cpu_rig *r, const ps_task *task, ps_error *err) {
     uint32_t n_kernels;
     const ps_kernel *table = ps_kernel_table(&n_kernels);
@@ -250,6 +273,8 @@ static ps_status prepare_kernel(ps_cpu_rig *r, const ps_task *task, ps_error *er
         if (st == PS_OK)
             st = ps_streams_start(r->machine, task->point.n_threads, n, r->stream_data, r->stream_bytes,
                                   &r->streams, err);
+        if (st == PS_OK && task->point.n_threads == 1)
+            st = keep_to_first_cpu(r, err);
     }
     return st;
 }
@@ -356,6 +381,10 @@ static void cpu_finish(void *rig) {
     r->step_open = false;
     ps_streams_stop(r->streams);
     r->streams = NULL;
+    if (r->free_cpus)
+        hwloc_set_cpubind(r->machine->hwloc, r->free_cpus, HWLOC_CPUBIND_THREAD);
+    hwloc_bitmap_free(r->free_cpus);
+    r->free_cpus = NULL;
 }
 
 /* A chain of dependent multiplications: its time is cycles over clock. */

@@ -52,32 +52,39 @@ uint32_t ps_grid_beside_threads(uint32_t most) {
     return t;
 }
 
-/* Token counts of a kernel: those of `all` in the range it is meant for; quick: its least, its most up to 512 and a
- * middle one where they are far apart. Returns how many; out holds PS_GRID_TOKENS. */
-static uint32_t tokens_of(const ps_kernel_spec *k, bool quick, uint32_t *out) {
-    static const uint32_t all[] = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048};
+/* Token counts that an operation is measured at, where its kernels are meant for them; 0 ends. */
+static const uint32_t product_tokens[] = {1, 2, 4, 8, 32, 128, 512, 0};
+static const uint32_t attention_tokens[] = {1, 8, 64, 512, 0};
+static const uint32_t row_tokens[] = {1, 32, 512, 0};
+static const uint32_t end_tokens[] = {1, 512, 0};
+static const uint32_t output_tokens[] = {1, 8, 0};
+
+/* Those of `list` in the range kernel k is meant for, and its least; quick: its least, its most up to 512 and a middle
+ * one where they are far apart and the list is long. Returns how many; out holds PS_GRID_TOKENS. */
+static uint32_t tokens_of(const ps_kernel_spec *k, const uint32_t *list, bool quick, uint32_t *out) {
     const uint32_t lo = k->min_tokens ? k->min_tokens : 1;
-    uint32_t n = 0;
+    uint32_t n = 0, n_list = 0;
+    while (list[n_list])
+        n_list++;
     if (quick) {
-        const uint32_t hi = k->max_tokens < 512 ? k->max_tokens : 512;
+        uint32_t hi = list[n_list - 1];
+        if (hi > k->max_tokens)
+            hi = k->max_tokens;
         out[n++] = lo;
         uint32_t mid = lo;
         while ((uint64_t)mid * mid < (uint64_t)lo * hi)
             mid *= 2;
-        if (hi >= lo * 16)
+        if (hi >= lo * 16 && n_list > 2)
             out[n++] = mid;
         if (hi > lo)
             out[n++] = hi;
         return n;
     }
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (all[i] >= lo && all[i] <= k->max_tokens)
-            out[n++] = all[i];
-    if (n == 0 || out[0] != lo) {
-        memmove(out + 1, out, n * sizeof *out);
-        out[0] = lo;
-        n++;
-    }
+    if (lo != 1)
+        out[n++] = lo;
+    for (uint32_t i = 0; i < n_list; i++)
+        if (list[i] >= lo && list[i] <= k->max_tokens && (n == 0 || list[i] != out[n - 1]))
+            out[n++] = list[i];
     return n;
 }
 
@@ -94,29 +101,36 @@ static const shape matmul_shapes[] = {
     {2048, 8192, 0, 0}, {16384, 512, 0, 0}, {16384, 2048, 0, 0}, {16384, 8192, 0, 0},
 };
 static const shape attention_shapes[] = {
-    {32, 128, 8, 0}, {8, 64, 2, 0},  {32, 64, 8, 0},  {8, 128, 2, 0}, {8, 64, 8, 0},
-    {8, 128, 8, 0},  {8, 256, 2, 0}, {32, 256, 8, 0}, {8, 256, 8, 0},
+    {32, 128, 8, 0}, {8, 64, 2, 0},  {32, 64, 8, 0},  {8, 128, 2, 0},
+    {8, 64, 8, 0},   {8, 256, 2, 0}, {32, 256, 8, 0},
 };
 static const shape moe_shapes[] = {{768, 2048, 32, 4}, {512, 1024, 8, 2}, {512, 2048, 64, 8}};
 static const shape route_shapes[] = {{0, 128, 128, 8}, {0, 8, 8, 2}, {0, 32, 32, 4}};
 static const shape row_shapes[] = {{0, 4096, 0, 0}, {0, 512, 0, 0}, {0, 2048, 0, 0}};
+static const shape embed_shapes[] = {{0, 2048, 0, 0}};
 static const shape glu_shapes[] = {{0, 8192, 0, 0}, {0, 1536, 0, 0}};
 static const shape vocab_shapes[] = {{0, 49152, 0, 0}, {0, 151936, 0, 0}};
 
 #define SHAPES(list, n_quick) list, sizeof list / sizeof list[0], n_quick
 static const struct {
     ps_op op;
+    const uint32_t *tokens;
     const shape *shapes;
     uint32_t n, n_quick;
-    uint32_t most_tokens; /* 0: any */
 } op_shapes[] = {
-    {PS_OP_EMBED, SHAPES(row_shapes, 2), 0},       {PS_OP_RMSNORM, SHAPES(row_shapes, 2), 0},
-    {PS_OP_MATMUL, SHAPES(matmul_shapes, 4), 0},   {PS_OP_ROPE, SHAPES(row_shapes, 2), 0},
-    {PS_OP_KV_STORE, SHAPES(row_shapes, 2), 0},    {PS_OP_ATTENTION, SHAPES(attention_shapes, 4), 0},
-    {PS_OP_GLU, SHAPES(glu_shapes, 2), 0},         {PS_OP_ADD, SHAPES(row_shapes, 2), 0},
-    {PS_OP_CONVERT, SHAPES(row_shapes, 2), 0},     {PS_OP_GATHER, SHAPES(row_shapes, 2), 8},
-    {PS_OP_MOE_ROUTE, SHAPES(route_shapes, 1), 0}, {PS_OP_MOE_DISPATCH, SHAPES(moe_shapes, 2), 0},
-    {PS_OP_SAMPLE, SHAPES(vocab_shapes, 2), 8},
+    {PS_OP_EMBED, end_tokens, SHAPES(embed_shapes, 1)},
+    {PS_OP_RMSNORM, row_tokens, SHAPES(row_shapes, 2)},
+    {PS_OP_MATMUL, product_tokens, SHAPES(matmul_shapes, 4)},
+    {PS_OP_ROPE, row_tokens, SHAPES(row_shapes, 2)},
+    {PS_OP_KV_STORE, row_tokens, SHAPES(row_shapes, 2)},
+    {PS_OP_ATTENTION, attention_tokens, SHAPES(attention_shapes, 2)},
+    {PS_OP_GLU, row_tokens, SHAPES(glu_shapes, 2)},
+    {PS_OP_ADD, row_tokens, SHAPES(row_shapes, 2)},
+    {PS_OP_CONVERT, row_tokens, SHAPES(row_shapes, 2)},
+    {PS_OP_GATHER, output_tokens, SHAPES(row_shapes, 2)},
+    {PS_OP_MOE_ROUTE, row_tokens, SHAPES(route_shapes, 1)},
+    {PS_OP_MOE_DISPATCH, row_tokens, SHAPES(moe_shapes, 2)},
+    {PS_OP_SAMPLE, output_tokens, SHAPES(vocab_shapes, 2)},
 };
 
 /* KV lengths after the step that attention is measured at for steps of n_tokens. */
@@ -157,17 +171,14 @@ static void add_kernel(ps_grid *g, const ps_kernel_spec *k) {
         if (op_shapes[o].op != k->op)
             continue;
         uint32_t tokens[PS_GRID_TOKENS], threads[PS_GRID_THREADS];
-        const uint32_t n_tokens = tokens_of(k, c->quick, tokens);
-        const uint32_t n_threads = ps_grid_threads(c->n_threads, c->quick, threads);
+        const uint32_t n_tokens = tokens_of(k, op_shapes[o].tokens, c->quick, tokens);
+        const uint32_t n_threads = ps_grid_threads(c->n_threads, c->quick || c->n_threads > 16, threads);
         const uint32_t n = c->quick ? op_shapes[o].n_quick : op_shapes[o].n;
         for (uint32_t t = 0; t < n_tokens; t++) {
-            if (op_shapes[o].most_tokens && tokens[t] > op_shapes[o].most_tokens)
-                break;
             for (uint32_t s = 0; s < n; s++)
                 add_shape(g, k, &op_shapes[o].shapes[s], tokens[t], c->n_threads, PS_BESIDE_IDLE);
-            /* Thread scaling and contention on the first shape, at the kernel's fewest and most tokens (up to 512). */
-            const bool last = t + 1 == n_tokens || tokens[t + 1] > 512;
-            if (t != 0 && (!last || tokens[t] > 512 || c->quick))
+            /* Thread scaling and contention on the first shape, at the kernel's fewest and most tokens. */
+            if (t != 0 && (t + 1 != n_tokens || c->quick))
                 continue;
             for (uint32_t h = 0; h + 1 < n_threads; h++)
                 add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], threads[h], PS_BESIDE_IDLE);

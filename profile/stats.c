@@ -48,12 +48,11 @@ static int by_value(const void *a, const void *b) {
 }
 
 /* Values that count, in the order taken; returns how many. */
-static uint32_t pick(const ps_series *s, uint32_t min_clean, double *out, bool *out_clean) {
-    const uint32_t clean = s->n - s->n_disturbed;
-    *out_clean = clean >= min_clean && clean * 3 >= s->n;
+static uint32_t pick(const ps_series *s, double *out) {
+    const bool any_clean = s->n > s->n_disturbed;
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->n; i++)
-        if (!*out_clean || !s->samples[i].disturbed)
+        if (!any_clean || !s->samples[i].disturbed)
             out[n++] = s->samples[i].value;
     return n;
 }
@@ -65,8 +64,7 @@ bool ps_series_done(const ps_series *s, const ps_stop_rule *rule, double spent_s
     const bool look = s->n < 16 || s->n % (s->n < 128 ? 8 : 32) == 0;
     if (look) {
         double v[PS_STATS_MAX_SAMPLES];
-        bool clean;
-        const uint32_t n = pick(s, rule->min_samples, v, &clean);
+        const uint32_t n = pick(s, v);
         uint32_t lo, hi;
         qsort(v, n, sizeof *v, by_value);
         if (ps_median_ci_ranks(n, &lo, &hi) &&
@@ -79,7 +77,8 @@ bool ps_series_done(const ps_series *s, const ps_stop_rule *rule, double spent_s
         *out_stop = PS_STOP_SAMPLE_CAP;
         return true;
     }
-    if (spent_s >= rule->cap_s) {
+    const bool starved = s->n - s->n_disturbed < rule->min_samples;
+    if (spent_s >= rule->cap_s * (starved ? rule->patience : 1)) {
         *out_stop = PS_STOP_TIME_CAP;
         return true;
     }
@@ -92,11 +91,10 @@ static double median_of(const double *v, uint32_t n, double *room) {
     return ps_quantile_sorted(room, n, 0.5);
 }
 
-ps_stat ps_series_summary(const ps_series *s, uint32_t min_clean, ps_stop stop) {
+ps_stat ps_series_summary(const ps_series *s, ps_stop stop) {
     double v[PS_STATS_MAX_SAMPLES], room[PS_STATS_MAX_SAMPLES];
-    bool clean;
     ps_stat out = {.stop = stop};
-    const uint32_t n = pick(s, min_clean, v, &clean);
+    const uint32_t n = pick(s, v);
     if (n == 0)
         return out;
     const bool drift =
@@ -106,6 +104,6 @@ ps_stat ps_series_summary(const ps_series *s, uint32_t min_clean, ps_stop stop) 
     out.median = ps_quantile_sorted(v, n, 0.5);
     out.q1 = ps_quantile_sorted(v, n, 0.25);
     out.q3 = ps_quantile_sorted(v, n, 0.75);
-    out.noisy = !clean || drift || out.q3 - out.q1 > 0.1 * out.median;
+    out.noisy = 3 * (uint64_t)(s->n - s->n_disturbed) < s->n || drift || out.q3 - out.q1 > 0.1 * out.median;
     return out;
 }

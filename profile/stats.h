@@ -25,7 +25,8 @@ typedef struct ps_sample {
 typedef struct ps_stop_rule {
     uint32_t min_samples, max_samples; /* at most PS_STATS_MAX_SAMPLES */
     double target_frac;
-    double cap_s; /* time that may be spent on samples; min_samples are taken all the same */
+    double cap_s;    /* time that may be spent on samples; min_samples are taken all the same */
+    double patience; /* times cap_s, while fewer than min_samples were undisturbed; at least 1 */
 } ps_stop_rule;
 
 /* Samples of one quantity. Zero-initialise; about 16 KB, plain data. */
@@ -47,10 +48,10 @@ bool ps_median_ci_ranks(uint32_t n, uint32_t *lo, uint32_t *hi);
 /* Whether to stop after the samples so far and spent_s, and why. */
 bool ps_series_done(const ps_series *s, const ps_stop_rule *rule, double spent_s, ps_stop *out_stop);
 
-/* Summary of the undisturbed samples, or of all where fewer than min_clean (or than a third) are undisturbed.
- * noisy: quartiles further apart than 10% of the median, most samples disturbed, or the second half of the samples
- * more than 3% off the first (drift). */
-ps_stat ps_series_summary(const ps_series *s, uint32_t min_clean, ps_stop stop);
+/* Summary of the undisturbed samples, however few: what the machine does when left alone is wanted. Of all samples
+ * only where none was undisturbed. noisy: quartiles further apart than 10% of the median, most samples disturbed, or
+ * the second half of the samples more than 3% off the first (drift). */
+ps_stat ps_series_summary(const ps_series *s, ps_stop stop);
 
 #ifdef __cplusplus
 }

@@ -34,6 +34,7 @@ typedef struct sweep {
     double all_scale;
     ps_series *series;
     uint64_t start_ns, saved_ns;
+    uint32_t left; /* tasks to do */
     double probe_min_s, probe_max_s;
 } sweep;
 
@@ -201,7 +202,8 @@ static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
     const ps_stop_rule rule = {.min_samples = MIN_SAMPLES,
                                .max_samples = PS_STATS_MAX_SAMPLES,
                                .target_frac = 0.01,
-                               .cap_s = share_s};
+                               .cap_s = share_s,
+                               .patience = s->left > 10 ? 3 : 1};
     ps_stop stop = PS_STOP_TIME_CAP;
     double beside_sum = 0;
     s->series->n = s->series->n_disturbed = 0;
@@ -229,7 +231,7 @@ static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
     if (st != PS_OK || s->out->stopped)
         return st;
     ps_stat *to = slot_of(s->p, it->task, true);
-    *to = ps_series_summary(s->series, MIN_SAMPLES, stop);
+    *to = ps_series_summary(s->series, stop);
     s->out->n_measured++;
     s->out->n_noisy += to->noisy;
     it->done = true;
@@ -279,9 +281,8 @@ ps_status ps_sweep_run(const ps_sweep_config *config, ps_sweep_result *out, ps_e
     take_over(&s);
     probe_clock(&s);
     double next_probe_s = 10;
-    uint32_t left = 0;
     for (uint32_t i = 0; i < config->n_tasks; i++)
-        left += !s.items[i].done;
+        s.left += !s.items[i].done;
     for (uint32_t i = 0; i < config->n_tasks && !out->stopped; i++) {
         item *it = &s.items[i];
         if (it->done)
@@ -294,7 +295,7 @@ ps_status ps_sweep_run(const ps_sweep_config *config, ps_sweep_result *out, ps_e
         /* Warm-up and the fewest samples. */
         if (guess_s(&s, it) * (MIN_SAMPLES + WARM_CALLS) > remaining_s) {
             out->n_left_out++;
-            left--;
+            s.left--;
             continue;
         }
         char label[96];
@@ -304,8 +305,8 @@ ps_status ps_sweep_run(const ps_sweep_config *config, ps_sweep_result *out, ps_e
             const double by_count = (double)i / config->n_tasks;
             config->progress(config->ctx, by_time > by_count ? by_time : by_count, label);
         }
-        st = measure(&s, it, fmin(remaining_s / left, config->max_task_s), err);
-        left--;
+        st = measure(&s, it, fmin(remaining_s / s.left, config->max_task_s), err);
+        s.left--;
         if (st != PS_OK)
             goto done;
         if (elapsed_s(&s) > next_probe_s) {

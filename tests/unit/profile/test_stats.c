@@ -33,7 +33,8 @@ Test(stats, median_interval_ranks) {
 
 Test(stats, stops_when_sure_and_says_why) {
     ps_series *s = calloc(1, sizeof *s);
-    const ps_stop_rule rule = {.min_samples = 3, .max_samples = 20, .target_frac = 0.01, .cap_s = 1};
+    const ps_stop_rule rule = {
+        .min_samples = 3, .max_samples = 20, .target_frac = 0.01, .cap_s = 1, .patience = 2};
     ps_stop stop;
     for (int i = 0; i < 5; i++) {
         ps_series_add(s, 1, false);
@@ -63,17 +64,30 @@ Test(stats, disturbed_samples_are_left_out_while_enough_remain) {
     ps_series *s = calloc(1, sizeof *s);
     for (int i = 0; i < 30; i++)
         ps_series_add(s, i % 3 == 2 ? 5 : 1 + i * 1e-4, i % 3 == 2);
-    ps_stat st = ps_series_summary(s, 3, PS_STOP_CONVERGED);
+    ps_stat st = ps_series_summary(s, PS_STOP_CONVERGED);
     cr_expect_eq(st.n, 20);
     cr_expect_lt(st.q3, 1.01);
     cr_expect_not(st.noisy);
-    /* Where nearly all are disturbed, they are what there is, and the result says so. */
+    /* Where nearly all are disturbed the rest still counts, and the result says so. */
     for (int i = 0; i < 30; i++)
-        s->samples[i].disturbed = i != 0;
+        s->samples[i].disturbed = i != 3;
     s->n_disturbed = 29;
-    st = ps_series_summary(s, 3, PS_STOP_TIME_CAP);
+    st = ps_series_summary(s, PS_STOP_TIME_CAP);
+    cr_expect_eq(st.n, 1);
+    cr_expect_float_eq(st.median, s->samples[3].value, 1e-12);
+    cr_expect(st.noisy);
+    s->samples[3].disturbed = true;
+    s->n_disturbed = 30;
+    st = ps_series_summary(s, PS_STOP_TIME_CAP);
     cr_expect_eq(st.n, 30);
     cr_expect(st.noisy);
+    /* Waits longer for undisturbed samples, but not for ever. */
+    const ps_stop_rule rule = {
+        .min_samples = 3, .max_samples = 100, .target_frac = 0.01, .cap_s = 1, .patience = 2};
+    ps_stop stop;
+    cr_expect_not(ps_series_done(s, &rule, 1.5, &stop));
+    cr_expect(ps_series_done(s, &rule, 2, &stop));
+    cr_expect_eq(stop, PS_STOP_TIME_CAP);
     free(s);
 }
 
@@ -81,11 +95,11 @@ Test(stats, drift_and_spread_are_noise) {
     ps_series *s = calloc(1, sizeof *s);
     for (int i = 0; i < 40; i++)
         ps_series_add(s, i < 20 ? 1 : 1.05, false); /* throttled half way */
-    cr_expect(ps_series_summary(s, 3, PS_STOP_TIME_CAP).noisy);
+    cr_expect(ps_series_summary(s, PS_STOP_TIME_CAP).noisy);
     s->n = 0;
     for (int i = 0; i < 40; i++)
         ps_series_add(s, 1 + (i % 4) * 0.1, false);
-    const ps_stat st = ps_series_summary(s, 3, PS_STOP_TIME_CAP);
+    const ps_stat st = ps_series_summary(s, PS_STOP_TIME_CAP);
     cr_expect(st.noisy);
     cr_expect_float_eq(st.median, 1.15, 1e-9);
     free(s);

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# pstune: options, exit codes, one-line errors, the null device, show, and going on after an interruption.
+set -u
+pstune=$PS_BIN/pstune
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+failed=0
+
+fail() {
+    echo "FAIL: $*" >&2
+    failed=1
+}
+
+# expect CODE WORDS COMMAND...: exit code, and exactly one line on stderr that holds WORDS.
+expect() {
+    local code=$1 words=$2
+    shift 2
+    "$@" >"$dir/out" 2>"$dir/err"
+    local got=$?
+    [ $got -eq "$code" ] || fail "$*: exit $got, not $code: $(cat "$dir/err")"
+    if [ -n "$words" ]; then
+        [ "$(wc -l <"$dir/err")" -eq 1 ] || fail "$*: not one line: $(cat "$dir/err")"
+        grep -q -- "$words" "$dir/err" || fail "$*: no '$words' in: $(cat "$dir/err")"
+        [ ! -s "$dir/out" ] || fail "$*: wrote to stdout"
+    fi
+}
+
+expect 0 "" "$pstune" --help
+grep -q -- "--quick" "$dir/out" || fail "help without --quick"
+expect 0 "" "$pstune" show --help
+expect 0 "" "$pstune" --man
+grep -q "^.TH" "$dir/out" || fail "man page without title"
+expect 0 "" "$pstune" --version
+expect 64 "no-such" "$pstune" --no-such-option
+expect 64 "threads" "$pstune" --null --threads 99999 -o "$dir/x.yaml"
+expect 64 "threads" "$pstune" --null --threads 0 -o "$dir/x.yaml"
+expect 64 "time" "$pstune" --null --time 0 -o "$dir/x.yaml"
+expect 64 "" "$pstune" surplus
+expect 66 "missing.gguf" "$pstune" --null --model "$dir/missing.gguf" -o "$dir/x.yaml"
+expect 66 "" "$pstune" --null --model "$dir" -o "$dir/x.yaml"
+printf 'not a model' >"$dir/bad.gguf"
+expect 65 "bad.gguf" "$pstune" --null --model "$dir/bad.gguf" -o "$dir/x.yaml"
+expect 73 "no/such/folder" "$pstune" --null -o "$dir/no/such/folder/x.yaml"
+expect 73 "not a regular file" "$pstune" --null -o "$dir"
+expect 64 "HOME" env -u HOME -u XDG_DATA_HOME "$pstune" --null
+expect 66 "missing.yaml" "$pstune" show "$dir/missing.yaml"
+printf 'a: [' >"$dir/bad.yaml"
+expect 65 "bad.yaml" "$pstune" show "$dir/bad.yaml"
+expect 64 "" "$pstune" show
+ls "$dir" | grep -q partial && fail "a failed start left something behind: $(ls "$dir")"
+
+# The null device: whole profile, default place, same result every time.
+expect 0 "" env XDG_DATA_HOME="$dir/data" "$pstune" --null --quick
+[ -f "$dir/data/pinstripe/profile.yaml" ] || fail "no profile in the default place"
+expect 0 "" env -u XDG_DATA_HOME HOME="$dir/home" "$pstune" --null --quick
+[ -f "$dir/home/.local/share/pinstripe/profile.yaml" ] || fail "no profile below HOME"
+expect 0 "" "$pstune" --null --threads 4 --json -o "$dir/null.yaml"
+grep -q '"complete": true' "$dir/out" || fail "--json without complete"
+[ "$(wc -c <"$dir/null.yaml")" -lt 262144 ] || fail "profile of $(wc -c <"$dir/null.yaml") bytes"
+ls "$dir" | grep -q partial && fail "a finished run left its partial file"
+expect 0 "" "$pstune" show "$dir/null.yaml"
+grep -q "made up" "$dir/out" || fail "show does not say that the machine is made up"
+grep -q "GB/s" "$dir/out" || fail "show without rates"
+expect 0 "" "$pstune" show --json "$dir/null.yaml"
+grep -q '"synthetic": true' "$dir/out" || fail "show --json without synthetic"
+
+# Interrupted by a signal and killed outright, a real run goes on where it was, and what was there stays.
+cp "$dir/null.yaml" "$dir/real.yaml"
+before=$(cksum <"$dir/real.yaml")
+"$pstune" --quick -o "$dir/real.yaml" >"$dir/out" 2>"$dir/err" &
+pid=$!
+sleep 2
+kill -INT $pid
+wait $pid
+code=$?
+[ $code -eq 130 ] || fail "interrupted: exit $code, not 130: $(cat "$dir/err")"
+grep -q "same command" "$dir/err" || fail "interrupted: no word on how to go on: $(cat "$dir/err")"
+[ "$(cksum <"$dir/real.yaml")" = "$before" ] || fail "an interrupted run touched the profile that was there"
+grep -q "complete: false" "$dir/real.yaml.partial" || fail "no partial profile after an interruption"
+"$pstune" --quick -o "$dir/real.yaml" >"$dir/out" 2>"$dir/err" &
+pid=$!
+sleep 1
+kill -KILL $pid
+wait $pid 2>/dev/null
+expect 0 "" "$pstune" --quick --time 4 --json -o "$dir/real.yaml"
+grep -q '"n_resumed": [1-9]' "$dir/out" || fail "nothing was taken over from the interrupted run"
+grep -q "complete: true" "$dir/real.yaml" || fail "the resumed run is not complete"
+[ ! -e "$dir/real.yaml.partial" ] || fail "the partial file stayed"
+
+# A damaged partial file costs a note and a fresh start, nothing else.
+printf 'a: [' >"$dir/null2.yaml.partial"
+"$pstune" --null --quick -o "$dir/null2.yaml" >"$dir/out" 2>"$dir/err" || fail "damaged partial file: exit $?"
+grep -q "starting anew" "$dir/err" || fail "damaged partial file: no note"
+
+exit $failed

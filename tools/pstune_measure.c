@@ -1,0 +1,336 @@
+/* pstune: measure. A run keeps what it has in FILE.partial, which the next one takes up; FILE itself is replaced once,
+ * at the end. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/progress.h"
+#include "kernels/kernel.h"
+#include "profile/cpu_rig.h"
+#include "profile/grid.h"
+#include "profile/null_rig.h"
+#include "profile/sweep.h"
+#include "pstune_internal.h"
+
+static const ps_option options[] = {
+    {"output", 'o', PS_OPT_TEXT, "FILE", NULL, 0, 0,
+     "Profile to write; default $XDG_DATA_HOME/pinstripe/profile.yaml, or below ~/.local/share."},
+    {"quick", 'q', PS_OPT_FLAG, NULL, NULL, 0, 0, "Measure less, within a minute."},
+    {"model", 'm', PS_OPT_TEXT, "FILE.gguf", NULL, 0, 0,
+     "Measure just what this model needs: fewer points, better predictions for it."},
+    {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Use at most N threads; default all that are allowed."},
+    {"time", 0, PS_OPT_F64, "SECONDS", NULL, 1, 86400, "Time to spend at most, instead of the mode's own."},
+    {"fresh", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Start anew even if an interrupted run left something."},
+    {"null", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Measure a made-up machine: for tests, takes no time."},
+    {"json", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Print the result as JSON."},
+    {"help", 'h', PS_OPT_FLAG, NULL, NULL, 0, 0, "Show this help."},
+    {"man", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Print the man page's source."},
+    {"version", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Show the version."},
+};
+
+static const ps_command command = {
+    .name = "pstune",
+    .synopsis = "[OPTIONS]\n       pstune show [OPTIONS] FILE",
+    .summary = "Measure this machine and write its profile, which psplan plans with.",
+    .details = "Takes ten minutes at most. The machine should do nothing else meanwhile; what disturbs is\n"
+               "noticed and noted. An interrupted run goes on where it was when the same command is given\n"
+               "again.",
+    .examples = "  pstune\n"
+                "  pstune --quick --output profile.yaml\n"
+                "  pstune --model SmolLM2-135M-Instruct.Q4_1.gguf -o smol.yaml\n"
+                "  pstune show smol.yaml",
+    .options = options,
+    .n_options = sizeof options / sizeof *options,
+    .max_args = 0,
+};
+
+/* Limits of each mode, seconds. Start and end of the program take some of a quick run's minute. */
+static const struct {
+    const char *name;
+    bool quick, model;
+    double limit_s, max_task_s;
+} modes[] = {
+    {"default", false, false, 570, 0.6},
+    {"quick", true, false, 48, 0.3},
+    {"model", false, true, 300, 0.6},
+    {"quick-model", true, true, 48, 0.3},
+};
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_signal(int number) {
+    stop_signal = number;
+}
+
+typedef struct run {
+    ps_progress progress;
+    char output[4096], partial[4096 + 16];
+    bool null;
+} run;
+
+static void show_progress(void *ctx, double frac, const char *label) {
+    ps_progress_update(&((run *)ctx)->progress, frac, label);
+}
+
+static bool wants_stop(void *ctx) {
+    (void)ctx;
+    return stop_signal != 0;
+}
+
+static ps_status save_partial(void *ctx, const ps_profile *profile, ps_error *err) {
+    return ps_profile_write(profile, ((run *)ctx)->partial, err);
+}
+
+/* Make the folders above `path`; those that are there are fine. */
+static ps_status make_folders(char *path, ps_error *err) {
+    for (char *p = strchr(path + 1, '/'); p; p = strchr(p + 1, '/')) {
+        *p = 0;
+        const int bad = mkdir(path, 0777) != 0 && errno != EEXIST ? errno : 0;
+        if (bad)
+            ps_error_errno(err, PS_E_CANTCREATE, path, bad, "cannot create this folder");
+        *p = '/';
+        if (bad)
+            return PS_E_CANTCREATE;
+    }
+    return PS_OK;
+}
+
+static ps_status choose_output(run *r, const char *given, ps_error *err) {
+    const char *base = getenv("XDG_DATA_HOME"), *home = getenv("HOME");
+    int n;
+    if (given)
+        n = snprintf(r->output, sizeof r->output, "%s", given);
+    else if (base && *base == '/')
+        n = snprintf(r->output, sizeof r->output, "%s/pinstripe/profile.yaml", base);
+    else if (home && *home)
+        n = snprintf(r->output, sizeof r->output, "%s/.local/share/pinstripe/profile.yaml", home);
+    else
+        return ps_error_set(err, PS_E_USAGE, "--output",
+                            "neither HOME nor XDG_DATA_HOME is set: say where to write");
+    if (n <= 0 || (size_t)n >= sizeof r->output)
+        return ps_error_set(err, PS_E_USAGE, "--output", "not a usable path");
+    snprintf(r->partial, sizeof r->partial, "%s.partial", r->output);
+    /* Known before minutes are spent. */
+    struct stat st;
+    if (stat(r->output, &st) == 0 && !S_ISREG(st.st_mode))
+        return ps_error_set(err, PS_E_CANTCREATE, r->output, "exists and is not a regular file");
+    return given ? PS_OK : make_folders(r->output, err);
+}
+
+static void now_text(char *buf, size_t size) {
+    const time_t now = time(NULL);
+    struct tm tm;
+    if (!gmtime_r(&now, &tm) || strftime(buf, size, "%Y-%m-%dT%H:%M:%SZ", &tm) == 0)
+        buf[0] = 0;
+}
+
+/* What an interrupted run left, if it fits; NULL otherwise. */
+static ps_profile *find_resume(const run *r, const ps_sweep_config *config) {
+    ps_profile *old = NULL;
+    ps_error err = {0};
+    if (access(r->partial, F_OK) != 0)
+        return NULL;
+    if (ps_profile_read(r->partial, &old, &err) != PS_OK) {
+        char line[600];
+        fprintf(stderr, "pstune: note: starting anew: %s\n", ps_error_format(&err, line, sizeof line));
+        return NULL;
+    }
+    if (!ps_sweep_can_resume(old, config)) {
+        fprintf(stderr, "pstune: note: starting anew: %s is of another mode, model, machine or kernel set\n",
+                r->partial);
+        ps_profile_free(old);
+        return NULL;
+    }
+    return old;
+}
+
+static int report(const run *r, const ps_sweep_result *result, double seconds, bool json) {
+    if (!json) {
+        ps_tune_print(result->profile, false);
+        printf("written   %s, %u quantities in %.0f s\n", r->output, result->n_measured + result->n_resumed,
+               seconds);
+        return 0;
+    }
+    ps_json *j = ps_json_new(2);
+    ps_json_object(j, NULL);
+    ps_json_str(j, "output", r->output);
+    ps_json_f64(j, "seconds", seconds);
+    ps_json_u64(j, "n_measured", result->n_measured);
+    ps_json_u64(j, "n_resumed", result->n_resumed);
+    ps_json_u64(j, "n_left_out", result->n_left_out);
+    ps_json_u64(j, "n_noisy", result->n_noisy);
+    ps_json_object(j, "profile");
+    ps_tune_json(j, result->profile);
+    ps_json_close(j);
+    ps_json_close(j);
+    return ps_tune_json_out(j);
+}
+
+/* Sweep, write, report. Returns the exit code. */
+static int sweep(run *r, ps_sweep_config *config, bool fresh, bool json) {
+    ps_sweep_result result = {0};
+    ps_error err = {0};
+    ps_profile *old = fresh ? NULL : find_resume(r, config);
+    int code = 0;
+    config->resume = old;
+    const uint64_t start_ns = config->ops->now_ns(config->rig);
+    ps_progress_start(&r->progress, stderr);
+    ps_status st = ps_sweep_run(config, &result, &err);
+    ps_progress_end(&r->progress);
+    if (st == PS_OK && !result.stopped) {
+        st = ps_profile_write(result.profile, r->output, &err);
+        if (st == PS_OK) {
+            unlink(r->partial);
+            code = report(r, &result, (double)(config->ops->now_ns(config->rig) - start_ns) * 1e-9, json);
+        }
+    } else if (result.profile && result.n_measured > 0) {
+        ps_error saving = {0};
+        if (save_partial(r, result.profile, &saving) == PS_OK)
+            fprintf(stderr, "pstune: %u quantities are kept in %s: give the same command to go on\n",
+                    result.n_measured + result.n_resumed, r->partial);
+        else if (st == PS_OK) {
+            st = saving.status;
+            err = saving;
+        }
+    }
+    if (st != PS_OK)
+        code = ps_tune_fail(&err);
+    ps_sweep_free(&result);
+    ps_profile_free(old);
+    return code;
+}
+
+static ps_status catalogue(ps_kernel_spec **out, uint32_t *out_n, ps_error *err) {
+    const ps_kernel *table = ps_kernel_table(out_n);
+    *out = malloc((*out_n ? *out_n : 1) * sizeof **out);
+    if (!*out)
+        return ps_error_set(err, PS_E_NOMEM, "kernels", "no memory for the catalogue");
+    for (uint32_t i = 0; i < *out_n; i++)
+        (*out)[i] = table[i].spec;
+    return PS_OK;
+}
+
+static const ps_opt_value *option(const ps_opt_value *values, const char *name) {
+    return ps_options_get(&command, values, name);
+}
+
+int ps_tune_measure(int argc, char **argv) {
+    ps_opt_value values[sizeof options / sizeof *options];
+    const char *args[1] = {NULL};
+    uint32_t n_args, n_threads = 8;
+    int code = 0;
+    run r = {0};
+    ps_error err = {0};
+    ps_machine *machine = NULL;
+    ps_gguf *gguf = NULL;
+    ps_model *model = NULL;
+    ps_cpu_rig *cpu = NULL;
+    ps_null_rig *null = NULL;
+    ps_task *tasks = NULL;
+    ps_kernel_spec *kernels = NULL;
+    char created[32], note[256] = "";
+    if (!ps_tune_parse(&command, argc, argv, values, args, &n_args, &code))
+        return code;
+    const char *model_path = option(values, "model")->text;
+    const bool quick = option(values, "quick")->set;
+    r.null = option(values, "null")->set;
+    ps_sweep_config config = {.tool = "pstune " PS_VERSION_STRING,
+                              .created = created,
+                              .save_every_s = r.null ? 60 : 5,
+                              .progress = show_progress,
+                              .save = save_partial,
+                              .stop = wants_stop,
+                              .ctx = &r};
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++)
+        if (modes[i].quick == quick && modes[i].model == (model_path != NULL)) {
+            config.mode = modes[i].name;
+            config.limit_s = modes[i].limit_s;
+            config.max_task_s = modes[i].max_task_s;
+        }
+    if (option(values, "time")->set)
+        config.limit_s = option(values, "time")->f64;
+    now_text(created, sizeof created);
+
+    ps_status st = choose_output(&r, option(values, "output")->text, &err);
+    if (st == PS_OK && model_path)
+        st = ps_gguf_open(model_path, &gguf, &err);
+    if (st == PS_OK && model_path)
+        st = ps_model_open(gguf, &model, &err);
+    if (st == PS_OK)
+        st = catalogue(&kernels, &config.n_kernels, &err);
+    config.kernels = kernels;
+    if (st == PS_OK && !r.null) {
+        st = ps_machine_open(NULL, &machine, &err);
+        if (st == PS_OK)
+            n_threads = machine->n_allowed;
+    }
+    if (st == PS_OK && option(values, "threads")->set) {
+        if (option(values, "threads")->u64 > n_threads)
+            st = ps_error_set(&err, PS_E_USAGE, "--threads", "%llu asked for, this process may use %u",
+                              (unsigned long long)option(values, "threads")->u64, n_threads);
+        else
+            n_threads = (uint32_t)option(values, "threads")->u64;
+    }
+    if (st != PS_OK)
+        goto done;
+    char hex[PS_HASH_HEX] = "";
+    if (model)
+        ps_hash_hex(gguf->hash, hex);
+    if (r.null) {
+        const ps_null_config nc = {.seed = 1,
+                                   .n_threads = n_threads,
+                                   .noise_frac = 0.015,
+                                   .outlier_frac = 0.03,
+                                   .disturbed_frac = 0.03,
+                                   .kernels = kernels,
+                                   .n_kernels = config.n_kernels};
+        st = ps_null_rig_new(&nc, &null, &err);
+        config.ops = &ps_null_rig_ops;
+        config.rig = null;
+        snprintf(note, sizeof note, "null device%s%s", model ? ", model " : "", hex);
+    } else {
+        const ps_cpu_config cc = {
+            .machine = machine, .model = model, .cold_bytes = ps_cpu_cold_bytes(machine, model, quick)};
+        st = ps_cpu_rig_new(&cc, &cpu, &err);
+        config.ops = &ps_cpu_rig_ops;
+        config.rig = cpu;
+        snprintf(note, sizeof note, "%s%s%sup to %u threads, weights cycle through %llu MiB",
+                 model ? "model " : "", hex, model ? ", " : "", n_threads,
+                 (unsigned long long)(cc.cold_bytes >> 20));
+    }
+    config.note = note;
+    if (st == PS_OK)
+        st = ps_grid_make(&(ps_grid_config){.kernels = kernels,
+                                            .n_kernels = config.n_kernels,
+                                            .n_threads = n_threads,
+                                            .quick = quick,
+                                            .model = model},
+                          &tasks, &config.n_tasks, &err);
+    config.tasks = tasks;
+    if (st != PS_OK)
+        goto done;
+    const struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    code = sweep(&r, &config, option(values, "fresh")->set, option(values, "json")->set);
+done:
+    if (st != PS_OK)
+        code = ps_tune_fail(&err);
+    ps_cpu_rig_free(cpu);
+    ps_null_rig_free(null);
+    free(tasks);
+    free(kernels);
+    ps_model_close(model);
+    ps_gguf_close(gguf);
+    ps_machine_close(machine);
+    if (stop_signal != 0 && code == 0) { /* end as the signal would have ended us, so that callers can tell */
+        signal(stop_signal, SIG_DFL);
+        raise(stop_signal);
+    }
+    return code;
+}

@@ -563,17 +563,23 @@ static uint32_t tiles_of(uint32_t n_tokens) {
     return (n_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS;
 }
 
-/* Steps of a tier have more tokens than the tier below holds, so a range of tile counts. Distances of waits
- * mean other instructions when the count differs; beyond what an order window can hold of the shortest block over
- * tiles nothing changes any more, and the largest count stands for the rest. */
+/* Steps of a tier have more tokens than the tier below holds, so a range of tile counts, and the distances of waits
+ * mean other instructions when the count differs. Not any more, though, once the longest distance stays within the
+ * tiles of every block over tiles: then one more tile repeats what the tiles before it showed, and the largest
+ * count stands for the rest. */
 static ps_status check_tier(checker *c, uint32_t least_tokens) {
-    uint32_t low = tiles_of(least_tokens), high = tiles_of(c->tier->max_tokens), shortest = 0;
+    uint32_t low = tiles_of(least_tokens), high = tiles_of(c->tier->max_tokens), shortest = 0,
+             longest_wait = 0;
     for (uint32_t i = 0; i < c->program->n_blocks; i++) {
         const ps_block *b = &c->program->blocks[i];
         if (b->over_tiles && (shortest == 0 || b->n_instrs < shortest))
             shortest = b->n_instrs;
     }
-    uint32_t settled = shortest != 0 ? PS_ORDER_WINDOW / shortest + 3 : low;
+    for (uint32_t i = 0; i < c->program->n_instrs; i++)
+        for (uint32_t w = 0; w < c->program->instrs[i].n_waits; w++)
+            if (c->program->instrs[i].wait[w] > longest_wait)
+                longest_wait = c->program->instrs[i].wait[w];
+    uint32_t settled = shortest != 0 ? longest_wait / shortest + 3 : low;
     ps_status status = PS_OK;
     for (uint32_t n = low; status == PS_OK && n < high && n <= settled; n++)
         status = check_stream(c, n);

@@ -8,8 +8,10 @@
  * recursion works on a contiguous range. */
 enum { DIM_TOKENS, DIM_HEADS, DIM_COLS, DIM_ROWS, DIM_KV, N_DIMS };
 
-/* Exponent of time beyond the measured range: time grows like the work, and a call on fewer tokens than
- * were ever measured is not assumed to be faster. KV length follows a line instead. */
+/* Exponent of time beyond the measured range: above it time grows like the work; below it as between the two lowest
+ * values, where there are two, as calls that small are mostly overhead. A call on fewer tokens than were ever
+ * measured is not assumed to be faster. KV length follows a line instead. DIM_HEADS is this for experts, of which the
+ * work does not depend on the number as such; attention's work grows with KV heads. */
 static const struct {
     double above, below;
 } growth[N_DIMS] = {
@@ -46,6 +48,22 @@ static const char *const quality_names[] = {PS_COST_QUALITY_LIST(QUALITY_NAME)};
 
 const char *ps_cost_quality_name(ps_cost_quality quality) {
     return quality < PS_COST_QUALITY_COUNT ? quality_names[quality] : "?";
+}
+
+/* The grid's coordinates. A dimension an operation does not have is stored as 0 or 1 alike. Attention's rows are query
+ * heads: taken per KV head, as only that varies freely; and of its KV length what T causal rows see on average, so
+ * that work is the product of all coordinates. */
+static void coordinates(double dim[N_DIMS], uint32_t op, double tokens, double heads_kv, double cols,
+                        double rows, double kv_len) {
+    if (op == PS_OP_ATTENTION && heads_kv > 0)
+        rows /= heads_kv;
+    if (op == PS_OP_ATTENTION)
+        kv_len -= (tokens - 1) / 2;
+    dim[DIM_TOKENS] = fmax(tokens, 1);
+    dim[DIM_HEADS] = fmax(heads_kv, 1);
+    dim[DIM_COLS] = fmax(cols, 1);
+    dim[DIM_ROWS] = fmax(rows, 1);
+    dim[DIM_KV] = fmax(kv_len, 1);
 }
 
 static int compare_points(const void *pa, const void *pb) {
@@ -90,16 +108,14 @@ ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_e
             continue;
         if (p->kernel != kernel)
             op = op_of(profile, kernel = p->kernel);
-        /* A dimension an operation does not have is stored as 0 or 1 alike. */
-        m->points[m->n_points++] = (point){
-            .kernel = p->kernel,
-            .op = op,
-            .beside = p->beside,
-            .n_threads = p->n_threads,
-            .dim = {fmax(p->n_tokens, 1), fmax(p->heads_kv, 1), fmax((double)p->cols, 1),
-                    fmax((double)p->rows, 1), fmax((double)p->kv_len, 1)},
-            .time_s = p->time_s.median,
-        };
+        point *to = &m->points[m->n_points++];
+        *to = (point){.kernel = p->kernel,
+                      .op = op,
+                      .beside = p->beside,
+                      .n_threads = p->n_threads,
+                      .time_s = p->time_s.median};
+        coordinates(to->dim, op, p->n_tokens, p->heads_kv, (double)p->cols, (double)p->rows,
+                    (double)p->kv_len);
     }
     qsort(m->points, m->n_points, sizeof *m->points, compare_points);
     for (uint32_t i = 0; i < m->n_points; i++) {
@@ -206,7 +222,15 @@ static double interpolate(const ps_cost_model *m, const double *value, uint32_t 
         double slope = fmax((yb - ya) / (xb - xa), 0);
         return fmax(ya + slope * (q[d] - xa), ya * fmin(1, q[d] / xa) * 0.5);
     }
-    return ya * pow(q[d] / xa, q[d] > xa ? growth[d].above : growth[d].below);
+    double exponent = q[d] > xa ? growth[d].above : growth[d].below;
+    if (d == DIM_HEADS && p[a_lo].op == PS_OP_ATTENTION)
+        exponent = 1;
+    if (q[d] < xa && have_b && exponent > 0) {
+        ps_cost_quality ignored = PS_COST_MEASURED;
+        double yb = interpolate(m, value, base, b_lo, b_hi, d + 1, q, grow, &ignored);
+        exponent = fmin(fmax(log(yb / ya) / log(xb / xa), 0), exponent);
+    }
+    return ya * pow(q[d] / xa, exponent);
 }
 
 static double times_at(const ps_cost_model *m, const group *g, const double *q, ps_cost_quality *quality) {
@@ -273,8 +297,9 @@ bool ps_cost_lookup(const ps_cost_model *m, const ps_cost_query *query, ps_cost 
     const group *g = group_of(m, query->kernel, query->beside, &n);
     if (!g)
         return false;
-    double q[N_DIMS] = {fmax((double)query->n_tokens, 1), fmax(query->heads_kv, 1),
-                        fmax((double)query->cols, 1), fmax((double)query->rows, 1), fmax(query->kv_len, 1)};
+    double q[N_DIMS];
+    coordinates(q, g->op, (double)query->n_tokens, query->heads_kv, (double)query->cols, (double)query->rows,
+                query->kv_len);
     uint32_t n_threads = query->n_threads ? query->n_threads : 1;
     const group *ref = g;
     for (uint32_t i = 0; i < n; i++) {

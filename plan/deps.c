@@ -1,4 +1,4 @@
-/* Dependences of a program, found on its expanded stream (two rounds and two tiles of each block show every
+/* Dependences of a program, found on its expanded stream (two rounds of each block, and one tile or two, show every
  * neighbourhood an instruction can have), and buffer conflicts from the order that the waits guarantee. */
 #include "plan/deps.h"
 
@@ -8,6 +8,8 @@
 /* Ancestors are kept as a window of bits per instruction: bit d - 1 set: the instruction d before has ended
  * when this one starts. What lies further back counts as ordered only through a cut (below). */
 enum { WINDOW = 256, WORDS = WINDOW / 64, MAX_LIST = 48 };
+/* Rounds of a block in the shortened stream that waits are found on. */
+enum { ROUNDS = 2 };
 typedef struct bits {
     uint64_t w[WORDS];
 } bits;
@@ -41,22 +43,43 @@ static bool list_add(list *l, uint32_t at) {
     return true;
 }
 
-/* The instructions of the program in the order of the shortened stream. */
-static uint32_t *expand(const ps_program *p, uint32_t *out_n) {
+/* Where an instruction of the shortened stream comes from. */
+typedef struct place {
+    uint32_t block;
+    uint32_t back; /* distance to the same instruction of the round (or tile) before, 0 in the first */
+    bool last;     /* round and tile of the block */
+} place;
+
+static uint32_t kept_rounds(const ps_block *b, uint32_t rounds) {
+    return b->n_layers < rounds ? b->n_layers : rounds;
+}
+
+/* The instructions of the program in the order of the stream with at most `rounds` rounds per block, and the place of each (out_places may be NULL),
+ * both from malloc. NULL when out of memory. */
+static uint32_t *expand(const ps_program *p, uint32_t tiles, uint32_t rounds, uint32_t *out_n,
+                        place **out_places) {
     uint64_t n = 0;
     for (uint32_t b = 0; b < p->n_blocks; b++)
-        n += (p->blocks[b].n_layers > 1 ? 2u : 1u) * (p->blocks[b].over_tiles ? 2u : 1u) *
+        n += kept_rounds(&p->blocks[b], rounds) * (p->blocks[b].over_tiles ? tiles : 1u) *
              p->blocks[b].n_instrs;
     uint32_t *ids = n < UINT32_MAX / 64 ? calloc(n ? n : 1, sizeof *ids) : NULL;
-    if (!ids)
+    place *places = ids && out_places ? calloc(n ? n : 1, sizeof *places) : NULL;
+    if (!ids || (out_places && !places)) {
+        free(ids);
         return NULL;
+    }
+    if (out_places)
+        *out_places = places;
     uint32_t at = 0;
     for (uint32_t b = 0; b < p->n_blocks; b++) {
         const ps_block *block = &p->blocks[b];
-        uint32_t times = (block->n_layers > 1 ? 2u : 1u) * (block->over_tiles ? 2u : 1u);
+        uint32_t times = kept_rounds(block, rounds) * (block->over_tiles ? tiles : 1u);
         for (uint32_t r = 0; r < times; r++)
-            for (uint32_t k = 0; k < block->n_instrs; k++)
+            for (uint32_t k = 0; k < block->n_instrs; k++) {
+                if (places)
+                    places[at] = (place){b, r ? block->n_instrs : 0, r + 1 == times};
                 ids[at++] = block->instr0 + k;
+            }
     }
     *out_n = at;
     return ids;
@@ -96,24 +119,49 @@ static int descending(const void *a, const void *b) {
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
+/* Distance in the whole stream between two instructions of the shortened one. 0 if it depends on the number of tiles,
+ * or on the round: such a wait cannot be written down. */
+static uint32_t true_distance(const ps_program *p, const place *places, uint32_t from, uint32_t to) {
+    uint64_t d = to - from;
+    uint32_t b = places[from].block;
+    if (b == places[to].block)
+        return to - from;
+    if (!places[from].last)
+        return 0;
+    for (b++; b < places[to].block; b++) {
+        if (p->blocks[b].over_tiles)
+            return 0;
+        if (p->blocks[b].n_layers > ROUNDS)
+            d += (uint64_t)(p->blocks[b].n_layers - ROUNDS) * p->blocks[b].n_instrs;
+    }
+    return d <= UINT32_MAX ? (uint32_t)d : 0;
+}
+
 /* Reduce the candidates of event e (nearest first: a further one can never make a nearer one superfluous). */
-static void reduce(ps_instr *in, uint32_t e, list *c, bits *ancestors, bool *overflow) {
+static void reduce(ps_program *p, const place *places, ps_instr *in, uint32_t e, list *c, bits *ancestors,
+                   bool *overflow) {
     qsort(c->at, c->n, sizeof c->at[0], descending);
     for (uint32_t i = 0; i < c->n; i++) {
         uint32_t d = e - c->at[i];
         if (bit_get(&ancestors[e], d))
             continue;
         bits_add(&ancestors[e], &ancestors[c->at[i]], d);
-        keep_wait(in, d, overflow);
+        d = true_distance(p, places, c->at[i], e);
+        if (d)
+            keep_wait(in, d, overflow);
+        else
+            *overflow = true;
     }
 }
 
-ps_status ps_deps_waits(ps_program *p, const bool *uses_scratch, ps_error *err) {
+/* Add the waits that steps of `tiles` tiles need. */
+static ps_status add_waits(ps_program *p, const bool *uses_scratch, uint32_t tiles, ps_error *err) {
     ps_status status = PS_OK;
     uint32_t n = 0;
     uint32_t kv = p->n_buffers;         /* the layer's KV cache, as one more resource */
     uint32_t scratch_user = UINT32_MAX; /* the latest */
-    uint32_t *ids = expand(p, &n);
+    place *places = NULL;
+    uint32_t *ids = expand(p, tiles, ROUNDS, &n, &places);
     bits *ancestors = ids ? calloc(n ? n : 1, sizeof *ancestors) : NULL;
     resource *res = calloc((uint64_t)p->n_buffers + 1, sizeof *res);
     if (!ids || !ancestors || !res) {
@@ -122,8 +170,6 @@ ps_status ps_deps_waits(ps_program *p, const bool *uses_scratch, ps_error *err) 
     }
     for (uint32_t b = 0; b <= p->n_buffers; b++)
         res[b].writer = UINT32_MAX;
-    for (uint32_t i = 0; i < p->n_instrs; i++)
-        p->instrs[i].n_waits = 0;
     bool overflow = false;
     for (uint32_t e = 0; e < n && !overflow; e++) {
         ps_instr *in = &p->instrs[ids[e]];
@@ -160,6 +206,10 @@ ps_status ps_deps_waits(ps_program *p, const bool *uses_scratch, ps_error *err) 
                 ok = ok && list_add(&res[in->src[s]].readers, e);
         if (in->op == PS_OP_ATTENTION)
             ok = ok && list_add(&res[kv].readers, e);
+        /* Rounds of an instruction follow each other, so what is ordered with one round is ordered with all of
+         * them, however many there are. The residual stream sees to that anyway. */
+        if (places[e].back)
+            ok = ok && list_add(&c, e - places[e].back);
         if (uses_scratch[ids[e]]) {
             if (scratch_user != UINT32_MAX)
                 ok = ok && list_add(&c, scratch_user);
@@ -170,16 +220,34 @@ ps_status ps_deps_waits(ps_program *p, const bool *uses_scratch, ps_error *err) 
                                   ids[e]);
             goto done;
         }
-        reduce(in, e, &c, ancestors, &overflow);
+        reduce(p, places, in, e, &c, ancestors, &overflow);
     }
     if (overflow)
-        status = ps_error_set(err, PS_E_INTERNAL, "program", "an instruction needs more than %d waits",
-                              PS_MAX_WAITS);
+        status = ps_error_set(
+            err, PS_E_INTERNAL, "program",
+            "the waits of an instruction cannot be written down: more than %d, or across a loop over "
+            "tiles",
+            PS_MAX_WAITS);
 done:
     free(ids);
+    free(places);
     free(ancestors);
     free(res);
     return status;
+}
+
+static bool over_tiles(const ps_program *p) {
+    for (uint32_t b = 0; b < p->n_blocks; b++)
+        if (p->blocks[b].over_tiles)
+            return true;
+    return false;
+}
+
+ps_status ps_deps_waits(ps_program *p, const bool *uses_scratch, ps_error *err) {
+    for (uint32_t i = 0; i < p->n_instrs; i++)
+        p->instrs[i].n_waits = 0;
+    ps_status status = add_waits(p, uses_scratch, 1, err);
+    return status || !over_tiles(p) ? status : add_waits(p, uses_scratch, 2, err);
 }
 
 /* One content of a buffer: from the write that starts it to its last access. */
@@ -199,10 +267,10 @@ static void range_add(range *r, uint32_t e) {
         r->access[r->n_accesses++] = e;
 }
 
-ps_status ps_deps_conflicts(const ps_program *p, bool *conflict, ps_error *err) {
+static ps_status add_conflicts(const ps_program *p, uint32_t tiles, bool *conflict, ps_error *err) {
     ps_status status = PS_OK;
     uint32_t n = 0, n_ranges = 0, n_active = 0;
-    uint32_t *ids = expand(p, &n);
+    uint32_t *ids = expand(p, tiles, UINT32_MAX, &n, NULL);
     bits *ancestors = ids ? calloc(n ? n : 1, sizeof *ancestors) : NULL;
     /* bound[e]: everything before that index has ended when e starts, and when anything after e starts. */
     uint32_t *bound = ids ? calloc((uint64_t)n + 1, sizeof *bound) : NULL;
@@ -292,4 +360,9 @@ done:
     free(ranges);
     free(active);
     return status;
+}
+
+ps_status ps_deps_conflicts(const ps_program *p, bool *conflict, ps_error *err) {
+    ps_status status = add_conflicts(p, 1, conflict, err);
+    return status || !over_tiles(p) ? status : add_conflicts(p, 2, conflict, err);
 }

@@ -170,39 +170,84 @@ ps_status ps_simulate_all(const ps_sim *sim, ps_sim_time **out_times, uint64_t *
     return status;
 }
 
-/* Whether the last three rounds of every block that was cut short are the same but for a shift; fills the
- * periods. Blocks that were simulated whole get their mean period. */
-static bool rounds_repeat(const ps_sim *sim, const stream *s, uint32_t rounds, ps_sim_block *blocks) {
+static uint32_t kept_rounds(const ps_block *b, uint32_t rounds) {
+    return b->n_layers < rounds ? b->n_layers : rounds;
+}
+
+/* Events of one round of a block. */
+static uint32_t round_length(const ps_sim *sim, const ps_block *b) {
+    return block_tiles(b, sim->n_tiles) * b->n_instrs;
+}
+
+static bool shifted(ps_sim_time a, ps_sim_time b, double by, double tolerance) {
+    return fabs(b.start_s - a.start_s - by) <= tolerance && fabs(b.end_s - a.end_s - by) <= tolerance;
+}
+
+/* Whether the rounds left out of `s` can be skipped: in every block that was cut short the last three rounds are the
+ * same but for a shift by the period, and `longer`, which has one round more in each of these blocks, differs from
+ * `s` in nothing but that all that follows comes later by these periods. */
+static bool rounds_repeat(const ps_sim *sim, const stream *s, const stream *longer, uint32_t rounds) {
     const ps_program *p = sim->program;
+    double shift = 0, scale = stream_end(sim, longer);
     for (uint32_t b = 0; b < p->n_blocks; b++) {
         const ps_block *block = &p->blocks[b];
-        uint32_t r = block->n_layers < rounds ? block->n_layers : rounds;
-        uint32_t n = block_tiles(block, sim->n_tiles) * block->n_instrs; /* events of a round */
-        const ps_sim_time *t = s->times + s->block_first[b];
-        double first = INFINITY, last = INFINITY, end = 0;
-        for (uint32_t k = 0; k < n; k++) {
-            first = fmin(first, t[k].start_s);
-            last = fmin(last, t[(r - 1) * n + k].start_s);
-            end = fmax(end, t[k].end_s);
-        }
-        blocks[b].start_s = n ? first : 0;
-        blocks[b].period_s = n == 0 ? 0 : r > 1 ? (last - first) / (r - 1) : end - first;
+        uint32_t r = kept_rounds(block, rounds), n = round_length(sim, block);
+        const ps_sim_time *t = s->times + s->block_first[b], *u = longer->times + longer->block_first[b];
+        double tolerance = same_frac * scale;
+        for (uint32_t i = 0; i < r * n; i++)
+            if (!shifted(t[i], u[i], shift, tolerance))
+                return false;
         if (r == block->n_layers || n == 0)
             continue;
         double period = t[(r - 1) * n].start_s - t[(r - 2) * n].start_s;
-        double tolerance = same_frac * fabs(period) + 1e-15;
+        tolerance = same_frac * fabs(period) + 1e-15;
         for (uint32_t i = (r - 2) * n; i < r * n; i++)
-            if (fabs(t[i].start_s - t[i - n].start_s - period) > tolerance ||
-                fabs(t[i].end_s - t[i - n].end_s - period) > tolerance)
+            if (!shifted(t[i - n], t[i], period, tolerance))
                 return false;
+        for (uint32_t i = (r - 1) * n; i < r * n; i++)
+            if (!shifted(t[i], u[i + n], shift + period, same_frac * scale))
+                return false;
+        shift += period;
     }
     return true;
+}
+
+/* Figures of the whole stream from the shortened one: the rounds left out push what follows back by their number of
+ * periods. */
+static void read_off(const ps_sim *sim, const stream *s, uint32_t rounds, ps_sim_time *instrs,
+                     ps_sim_block *blocks, double *out_end_s) {
+    const ps_program *p = sim->program;
+    double shift = 0, end = sim->start_s;
+    for (uint32_t b = 0; b < p->n_blocks; b++) {
+        const ps_block *block = &p->blocks[b];
+        uint32_t r = kept_rounds(block, rounds), n = round_length(sim, block);
+        const ps_sim_time *t = s->times + s->block_first[b];
+        double first = INFINITY, last = INFINITY, first_end = 0, period = 0;
+        if (r < block->n_layers && n > 0)
+            period = t[(r - 1) * n].start_s - t[(r - 2) * n].start_s;
+        double skipped = (block->n_layers - r) * period;
+        for (uint32_t k = 0; k < block->n_instrs; k++)
+            instrs[block->instr0 + k] = (ps_sim_time){t[k].start_s + shift, t[k].end_s + shift};
+        for (uint32_t k = 0; k < n; k++) {
+            first = fmin(first, t[k].start_s);
+            last = fmin(last, t[(r - 1) * n + k].start_s + skipped);
+            first_end = fmax(first_end, t[k].end_s);
+        }
+        for (uint32_t i = 0; i < r * n; i++) /* the last round is the one whose end may matter */
+            end = fmax(end, t[i].end_s + shift + (i / n == r - 1 ? skipped : 0));
+        blocks[b].start_s = n ? first + shift : 0;
+        blocks[b].period_s = n == 0                ? 0
+                             : block->n_layers > 1 ? (last - first) / (block->n_layers - 1)
+                                                   : first_end - first;
+        shift += skipped;
+    }
+    *out_end_s = end;
 }
 
 ps_status ps_simulate(const ps_sim *sim, ps_sim_time *instrs, ps_sim_block *blocks, double *out_end_s,
                       ps_error *err) {
     const ps_program *p = sim->program;
-    stream s = {0};
+    stream s = {0}, longer = {0};
     ps_status status = check_work(sim, err);
     /* Enough rounds that no wait of a later block reaches over the rounds left out. */
     uint32_t most = 1, longest_wait = 0, shortest = UINT32_MAX;
@@ -215,41 +260,24 @@ ps_status ps_simulate(const ps_sim *sim, ps_sim_time *instrs, ps_sim_block *bloc
             shortest = p->blocks[b].n_instrs;
     }
     uint32_t reach = longest_wait / (shortest ? shortest : 1);
-    for (uint32_t rounds = FIRST_ROUNDS + (reach < most ? reach : most); !status;
-         rounds = rounds > most / 2 ? most : rounds * 2) {
+    uint32_t rounds = FIRST_ROUNDS + (reach < most ? reach : most);
+    for (bool done = false; !status && !done; rounds = rounds > most / 2 ? most : rounds * 2) {
+        done = rounds >= most; /* the whole stream */
         stream_free(&s);
         status = stream_expand(sim, rounds, &s, err);
         if (!status)
             status = stream_run(sim, &s, err);
-        if (!status && rounds_repeat(sim, &s, rounds, blocks)) {
-            /* The rounds left out push all that follows back by their number of periods. */
-            double shift = 0;
-            for (uint32_t b = 0; b < p->n_blocks; b++) {
-                const ps_block *block = &p->blocks[b];
-                uint32_t r = block->n_layers < rounds ? block->n_layers : rounds;
-                uint32_t n = block_tiles(block, sim->n_tiles) * block->n_instrs;
-                const ps_sim_time *t = s.times + s.block_first[b];
-                for (uint32_t k = 0; k < block->n_instrs; k++)
-                    instrs[block->instr0 + k] = (ps_sim_time){t[k].start_s + shift, t[k].end_s + shift};
-                blocks[b].start_s += shift;
-                if (r < block->n_layers) {
-                    double period = t[(r - 1) * n].start_s - t[(r - 2) * n].start_s;
-                    double skipped = (block->n_layers - r) * period;
-                    double ahead = t[(r - 1) * n].start_s + shift + skipped - blocks[b].start_s;
-                    /* as the whole block's mean: the first rounds may differ from the steady ones */
-                    blocks[b].period_s =
-                        (ahead - (t[0].start_s + shift - blocks[b].start_s)) / (block->n_layers - 1);
-                    shift += skipped;
-                }
-            }
-            *out_end_s = stream_end(sim, &s) + shift;
-            break;
+        if (!status && !done) {
+            stream_free(&longer);
+            status = stream_expand(sim, rounds + 1, &longer, err);
+            if (!status)
+                status = stream_run(sim, &longer, err);
+            done = !status && rounds_repeat(sim, &s, &longer, rounds);
         }
-        if (!status && rounds >= most) {
-            status = ps_error_set(err, PS_E_INTERNAL, "simulation", "whole blocks do not repeat themselves");
-            break;
-        }
+        if (!status && done)
+            read_off(sim, &s, rounds, instrs, blocks, out_end_s);
     }
     stream_free(&s);
+    stream_free(&longer);
     return status;
 }

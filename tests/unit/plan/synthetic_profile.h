@@ -69,29 +69,31 @@ static inline ps_stat syn_stat(double v) {
     return (ps_stat){.n = 9, .median = v, .q1 = v, .q3 = v};
 }
 
-/* The caller frees it with ps_profile_free. */
-static inline ps_profile *syn_profile(void) {
+/* extra: rows to add to the catalogue, their ids above the registry's. The caller frees it with ps_profile_free. */
+static inline ps_profile *syn_profile_with(const ps_kernel_spec *extra, uint32_t n_extra) {
     static const uint32_t tokens[] = {1, 2, 4, 8, 9, 16, 64, 256, 512, 2048};
     static const uint32_t threads[] = {1, 2, 4, 8};
     static const syn_shape mats[] = {
         {64, 64, 0, 0},     {512, 64, 0, 0},    {64, 512, 0, 0},    {512, 512, 0, 0},   {2048, 2048, 0, 0},
         {8192, 2048, 0, 0}, {2048, 8192, 0, 0}, {8192, 8192, 0, 0}, {49152, 512, 0, 0}, {131072, 8192, 0, 0}};
-    static const syn_shape atts[] = {{8, 64, 8, 128},    {8, 64, 8, 4096},   {8, 64, 2, 128},
-                                     {8, 64, 2, 4096},   {32, 128, 8, 2048}, {32, 128, 8, 8192},
-                                     {64, 128, 8, 2048}, {64, 128, 8, 8192}};
+    static const syn_shape atts[] = {
+        {1, 16, 1, 128},   {1, 16, 1, 8192},   {1, 128, 1, 128},  {1, 128, 1, 8192}, {8, 16, 1, 128},
+        {8, 16, 1, 8192},  {8, 128, 1, 128},   {8, 128, 1, 8192}, {64, 16, 1, 128},  {64, 16, 1, 8192},
+        {64, 128, 1, 128}, {64, 128, 1, 8192}, {8, 16, 8, 128},   {8, 16, 8, 8192},  {8, 128, 8, 128},
+        {8, 128, 8, 8192}, {64, 16, 8, 128},   {64, 16, 8, 8192}, {64, 128, 8, 128}, {64, 128, 8, 8192}};
     static const syn_shape moes[] = {{512, 1024, 8, 2}, {768, 2048, 128, 8}};
     static const syn_shape rows[] = {{0, 64, 0, 0}, {0, 512, 0, 0}, {0, 8192, 0, 0}, {0, 65536, 0, 0}};
     ps_profile *p = calloc(1, sizeof *p);
     uint32_t n = 0, room = 0;
     const ps_kernel *table = ps_kernel_table(&n);
-    if (!p || !(p->kernels = calloc(n, sizeof *p->kernels)) || !(p->dram = calloc(4, sizeof *p->dram)))
+    if (!p || !(p->kernels = calloc(n + n_extra, sizeof *p->kernels)) ||
+        !(p->dram = calloc(4, sizeof *p->dram)))
         abort();
     p->version = PS_PROFILE_VERSION;
     snprintf(p->tool, sizeof p->tool, "synthetic");
     snprintf(p->created, sizeof p->created, "2026-11-29T00:00:00Z");
     snprintf(p->mode, sizeof p->mode, "default");
     p->complete = p->synthetic = true;
-    ps_kernel_set_hash(p->kernel_set);
     p->topology = (ps_profile_topology){.cpu_model = "made-up machine",
                                         .n_packages = 1,
                                         .n_cores = SYN_THREADS,
@@ -109,8 +111,8 @@ static inline ps_profile *syn_profile(void) {
         p->dram[p->n_dram++] = (ps_profile_dram){threads[i], syn_stat(syn_bw(threads[i]))};
     p->barrier_s = syn_stat(SYN_BARRIER_NS * 1e-9);
     p->pool_start_s = syn_stat(SYN_START_NS * 1e-9);
-    for (uint32_t k = 0; k < n; k++) {
-        const ps_kernel_spec *spec = &table[k].spec;
+    for (uint32_t k = 0; k < n + n_extra; k++) {
+        const ps_kernel_spec *spec = k < n ? &table[k].spec : &extra[k - n];
         p->kernels[p->n_kernels++] = *spec;
         const syn_shape *shapes = rows;
         size_t n_shapes = sizeof rows / sizeof rows[0];
@@ -140,7 +142,8 @@ static inline ps_profile *syn_profile(void) {
                     if (spec->op == PS_OP_MOE_ROUTE)
                         point.heads_kv = (uint32_t)point.cols, point.kv_len = 8;
                     bool twice = false; /* where KV lengths were raised to the tokens */
-                    for (uint32_t i = p->n_points; i-- > 0 && p->points[i].kernel == spec->id && !twice;) {
+                    for (uint32_t i = p->n_points; i-- > 0 && spec->op == PS_OP_ATTENTION &&
+                                                   p->points[i].kernel == spec->id && !twice;) {
                         const ps_profile_point *o = &p->points[i];
                         twice = o->rows == point.rows && o->cols == point.cols &&
                                 o->heads_kv == point.heads_kv && o->kv_len == point.kv_len &&
@@ -151,7 +154,12 @@ static inline ps_profile *syn_profile(void) {
                     syn_add(p, &room, point, spec);
                 }
     }
+    ps_kernel_spec_hash(p->kernels, p->n_kernels, p->kernel_set);
     return p;
+}
+
+static inline ps_profile *syn_profile(void) {
+    return syn_profile_with(NULL, 0);
 }
 
 #endif

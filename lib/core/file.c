@@ -161,5 +161,9 @@ ps_status ps_file_write_atomic(const char *path, const void *data, uint64_t size
     else
         sync_parent(path);
     free(temp);
-    return e == 0 ? PS_OK : ps_error_errno(err, PS_E_IO, path, e, "cannot write");
+    if (e == 0)
+        return PS_OK;
+    /* A full disk or a failing device is an I/O error; anything else says that the file cannot be here. */
+    ps_status fallback = e == ENOSPC || e == EIO || e == EDQUOT ? PS_E_IO : PS_E_CANTCREATE;
+    return ps_error_errno(err, fallback, path, e, "cannot write");
 }

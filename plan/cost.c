@@ -9,8 +9,8 @@
 enum { DIM_TOKENS, DIM_HEADS, DIM_COLS, DIM_ROWS, DIM_KV, N_DIMS };
 
 /* Exponent of time beyond the measured range: above it time grows like the work; below it as between the two lowest
- * values, where there are two, as calls that small are mostly overhead. A call on fewer tokens than were ever
- * measured is not assumed to be faster. KV length follows a line instead. DIM_HEADS is this for experts, of which the
+ * values, where there are two, as calls that small are mostly overhead. Tokens below and KV length on both sides
+ * follow a line instead; a call on fewer tokens than the only ones measured is not assumed to be faster. DIM_HEADS is this for experts, of which the
  * work does not depend on the number as such; attention's work grows with KV heads. */
 static const struct {
     double above, below;
@@ -211,12 +211,15 @@ static double interpolate(const ps_cost_model *m, const double *value, uint32_t 
         if (d == DIM_KV)
             return ya + (yb - ya) * (q[d] - xa) / (xb - xa);
         double f = log(q[d] / xa) / log(xb / xa);
-        return exp(log(ya) + f * (log(yb) - log(ya)));
+        double power = exp(log(ya) + f * (log(yb) - log(ya)));
+        double line = ya + (yb - ya) * (q[d] - xa) / (xb - xa);
+        return fmin(power, line);
     }
     *quality = worse(qa, PS_COST_EXTRAPOLATED);
     if (!grow)
         return ya;
-    if (d == DIM_KV && have_b) { /* along the line through the two nearest, but never to nothing */
+    if (have_b && (d == DIM_KV || (d == DIM_TOKENS && q[d] < xa))) {
+        /* along the line through the two nearest, but never to nothing */
         ps_cost_quality ignored = PS_COST_MEASURED;
         double yb = interpolate(m, value, base, b_lo, b_hi, d + 1, q, grow, &ignored);
         double slope = fmax((yb - ya) / (xb - xa), 0);

@@ -2,10 +2,11 @@
  *
  * Points of one kernel are a sparse grid over tokens, KV heads, columns, rows and KV length, one grid per thread
  * count. A query is answered by going through the dimensions one by one: between the two measured values that
- * enclose it, log(time) is linear in log(dimension) (time is linear in KV length, where a power law is the wrong
- * shape); beyond the last measured value time grows with the work. Never by the nearest neighbour: it favours
- * small shapes. Thread counts that were measured on few points only are reached from the fullest grid by the
- * measured ratio. */
+ * enclose it, log(time) is linear in log(dimension), or time in the dimension where that is less: fixed overhead plus
+ * work is a line, and both ways stay above a curve that turns from one slope to a steeper one. KV length is always a
+ * line. Beyond the last measured value time grows with the work. Never by the nearest neighbour: it favours small
+ * shapes. Thread counts that were measured on few points only are reached from the fullest grid by the measured
+ * ratio. */
 #ifndef PS_PLAN_COST_H
 #define PS_PLAN_COST_H
 

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/clock.h"
-
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
@@ -25,15 +23,7 @@ int main(int argc, char **argv) {
 }
 
 int psplan_finish(ps_status status, const ps_error *err) {
-    if (fflush(stdout) != 0 && status == PS_OK) {
-        fprintf(stderr, "psplan: standard output: cannot write\n");
-        return ps_status_exit_code(PS_E_IO);
-    }
-    if (status != PS_OK) {
-        char line[600];
-        fprintf(stderr, "psplan: %s\n", ps_error_format(err, line, sizeof line));
-    }
-    return ps_status_exit_code(status);
+    return ps_cli_finish("psplan", status, err);
 }
 
 ps_status psplan_print(char *text, ps_error *err) {
@@ -49,11 +39,7 @@ bool psplan_parse(const ps_command *c, int argc, char **argv, ps_opt_value *valu
                   uint32_t *out_n_args, int *out_exit) {
     ps_error err = {0};
     ps_status status = ps_options_parse(c, argc, argv, values, args, out_n_args, &err);
-    bool help = ps_options_get(c, values, "help")->set, man = ps_options_get(c, values, "man")->set;
-    if (help || man) { /* given whatever else is wrong */
-        status = psplan_print(man ? ps_options_man(c) : ps_options_help(c), &err);
-    } else if (ps_options_get(c, values, "version")->set) {
-        printf("psplan %s\n", PS_VERSION_STRING);
+    if (ps_cli_answer(c, values)) { /* whatever else is wrong */
         status = PS_OK;
     } else if (status == PS_OK) {
         return true;

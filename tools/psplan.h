@@ -5,17 +5,12 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "cli.h"
 #include "core/json.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "core/text.h"
 #include "plan/planner.h"
-
-/* Rows at the end of every command's option table. */
-#define PSPLAN_COMMON_ROWS                                                                                   \
-    {"help", 'h', PS_OPT_FLAG, NULL, NULL, 0, 0, "Show this help."},                                         \
-        {"man", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Print the source of the man page."},                      \
-        {"version", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Show the version."},
 
 /* argv[0] is the command's name. Each returns the exit code. */
 int psplan_plan(int argc, char **argv);
@@ -26,8 +21,7 @@ int psplan_check(int argc, char **argv);
 /* Parse; true to go on. False: help, man page or version was printed or a usage error reported, *out_exit is set. */
 bool psplan_parse(const ps_command *c, int argc, char **argv, ps_opt_value *values, const char **args,
                   uint32_t *out_n_args, int *out_exit);
-/* One line on stderr for a failure; the exit code either way. Also catches a full disk behind standard output. */
-int psplan_finish(ps_status status, const ps_error *err);
+int psplan_finish(ps_status status, const ps_error *err); /* ps_cli_finish */
 /* Print text from malloc and free it; NULL: out of memory. */
 ps_status psplan_print(char *text, ps_error *err);
 

@@ -7,18 +7,17 @@
 #include "psplan.h"
 
 static const ps_option emit_options[] = {
-    {"output", 'o', PS_OPT_TEXT, "FILE", "-", 0, 0, "Write here instead of standard output."},
-    PSPLAN_COMMON_ROWS};
+    {"output", 'o', PS_OPT_TEXT, "FILE", "-", 0, 0, "Write here instead of standard output."}, PS_CLI_ROWS};
 enum { N_EMIT_OPTIONS = sizeof emit_options / sizeof emit_options[0] };
 
-#define EMITTER_HELP(name_, input_, ending_, help_) #name_ ": " help_ ". "
+#define EMITTER_HELP(name_, input_, ending_, help_) "\n  " #name_ ": " help_
 static const ps_command emit_command = {
     .name = "psplan emit",
     .synopsis = "[OPTIONS] KIND FILE",
     .summary = "Turn a plan or a trace into another form.",
-    .details = "Kinds: " PS_EMITTER_LIST(EMITTER_HELP),
-    .examples = "psplan emit timeline trace.json --output timeline.json\n"
-                "psplan emit binary model.plan.yaml --output model.plan.bin\n",
+    .details = "Kinds:" PS_EMITTER_LIST(EMITTER_HELP),
+    .examples = "  psplan emit timeline trace.json --output timeline.json\n"
+                "  psplan emit binary model.plan.yaml --output model.plan.bin",
     .options = emit_options,
     .n_options = N_EMIT_OPTIONS,
     .min_args = 2,
@@ -61,7 +60,7 @@ int psplan_emit(int argc, char **argv) {
 }
 
 static const ps_option check_options[] = {{"json", 'j', PS_OPT_FLAG, NULL, NULL, 0, 0, "Print JSON."},
-                                          PSPLAN_COMMON_ROWS};
+                                          PS_CLI_ROWS};
 enum { N_CHECK_OPTIONS = sizeof check_options / sizeof check_options[0] };
 
 static const ps_command check_command = {
@@ -69,8 +68,8 @@ static const ps_command check_command = {
     .synopsis = "[OPTIONS] PLAN MODEL.gguf",
     .summary = "Prove every level of a plan safe for a model, as psrun does before it runs one.",
     .details =
-        "Exit code 0: safe. 1: the plan is for another model. 65: not safe, with the place and the reason.",
-    .examples = "psplan check model.plan.yaml model.gguf\n",
+        "Exit code 0: safe. 1: the plan is for another model. 65: not safe, with the place and reason.",
+    .examples = "  psplan check model.plan.yaml model.gguf",
     .options = check_options,
     .n_options = N_CHECK_OPTIONS,
     .min_args = 2,

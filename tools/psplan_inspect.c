@@ -4,8 +4,7 @@
 #include "core/checked.h"
 #include "psplan.h"
 
-static const ps_option options[] = {{"json", 'j', PS_OPT_FLAG, NULL, NULL, 0, 0, "Print JSON."},
-                                    PSPLAN_COMMON_ROWS};
+static const ps_option options[] = {{"json", 'j', PS_OPT_FLAG, NULL, NULL, 0, 0, "Print JSON."}, PS_CLI_ROWS};
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
 
 static const ps_command command = {
@@ -14,7 +13,8 @@ static const ps_command command = {
     .summary =
         "Show architecture, shards, tensor types and KV cache of a model file, and what would be refused.",
     .details = "Exit code 0 if the model would run, 1 if not. Weights are never read.",
-    .examples = "psplan inspect model.gguf\npsplan inspect --json model-00001-of-00003.gguf\n",
+    .examples = "  psplan inspect model.gguf\n"
+                "  psplan inspect --json model-00001-of-00003.gguf",
     .options = options,
     .n_options = N_OPTIONS,
     .min_args = 1,

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "core/file.h"
+#include "machine/topology.h"
 #include "psplan.h"
 
 static const ps_option options[] = {
@@ -21,19 +22,18 @@ static const ps_option options[] = {
     {"trace", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0, "Also write the simulated steps as a trace document."},
     {"json", 'j', PS_OPT_FLAG, NULL, NULL, 0, 0, "Print JSON instead of a table."},
     {"explain", 'e', PS_OPT_FLAG, NULL, NULL, 0, 0, "Say where the time goes and why."},
-    PSPLAN_COMMON_ROWS};
+    PS_CLI_ROWS};
 enum { N_OPTIONS = sizeof options / sizeof options[0], MAX_LIST = 32 };
 
 static const ps_command command = {
     .name = "psplan",
     .synopsis = "[OPTIONS] MODEL.gguf",
     .summary = "Plan how a model runs on a measured machine: programs, memory, predicted times.",
-    .details = "Other commands: psplan inspect FILE.gguf, psplan emit KIND FILE, psplan check PLAN "
-               "MODEL.gguf; each has "
-               "--help. Lists are separated by commas. Weights are never read.",
-    .examples = "psplan model.gguf\n"
-                "psplan model.gguf --context 4096,16384 --threads 4,8 --explain\n"
-                "psplan model.gguf --profile there.yaml --output model.plan.bin\n",
+    .details = "Other commands, each with --help: psplan inspect FILE.gguf, psplan emit KIND FILE,\n"
+               "psplan check PLAN MODEL.gguf. Lists are separated by commas. Weights are never read.",
+    .examples = "  psplan model.gguf\n"
+                "  psplan model.gguf --context 4096,16384 --threads 4,8 --explain\n"
+                "  psplan model.gguf --profile there.yaml --output model.plan.bin",
     .options = options,
     .n_options = N_OPTIONS,
     .min_args = 1,
@@ -193,10 +193,25 @@ static ps_status write_trace(const psplan_view *v, const char *path, ps_error *e
     return status;
 }
 
-/* What a plan made from this profile is worth, in a line each. */
+/* Is the profile of the machine we are on? Planning for another is allowed; only the warning needs to know, so a machine
+ * that cannot be looked at counts as the same. */
+static bool same_machine(const ps_profile *p) {
+    ps_machine *machine = NULL;
+    uint8_t hash[PS_HASH_BYTES];
+    if (ps_machine_open(NULL, &machine, NULL) != PS_OK)
+        return true;
+    ps_machine_hash(machine, hash);
+    ps_machine_close(machine);
+    return memcmp(hash, p->machine_hash, sizeof hash) == 0;
+}
+
+/* What a plan made from this profile is worth: one line. */
 static void warn_profile(const ps_profile *p) {
     if (p->synthetic)
         fprintf(stderr, "psplan: note: the profile is synthetic; its times are made up\n");
+    else if (!same_machine(p))
+        fprintf(stderr, "psplan: warning: the profile is of another machine (%s); the plan is for that one\n",
+                p->topology.cpu_model);
     if (!p->complete)
         fprintf(stderr, "psplan: warning: the profile is unfinished; run pstune again to complete it\n");
 }
@@ -269,7 +284,6 @@ int psplan_plan(int argc, char **argv) {
         status = psplan_profile_read(get(values, "profile")->text, &profile, &err);
     if (status)
         goto done;
-    warn_profile(profile);
     status = ps_cost_model_new(profile, &cost, &err);
     if (status)
         goto done;
@@ -322,6 +336,8 @@ int psplan_plan(int argc, char **argv) {
     status = write_plan(plan, output, get(values, "format")->text, &err);
     if (!status && get(values, "trace")->set)
         status = write_trace(&view, get(values, "trace")->text, &err);
+    if (!status)
+        warn_profile(profile);
     if (!status && !to_stdout)
         status = show(&view, values, &err);
 done:

@@ -193,3 +193,27 @@ Test(cost, ceilings) {
     cr_assert_float_eq(ps_cost_matmul_flops_per_s(h->cost, 1), 200e9, 1e3); /* and never down */
     free_hand(h);
 }
+
+/* Fixed overhead plus work is a line: exact between points and below the fewest tokens; a curve that turns from one
+ * slope to a steeper one is never promised to be faster than it is. */
+Test(cost, overhead_plus_work) {
+    hand *h = new_hand();
+    const uint32_t tokens[] = {64, 512, 2048};
+    for (int i = 0; i < 3; i++) {
+        put(h,
+            (ps_profile_point){.kernel = 1, .rows = 512, .cols = 512, .n_tokens = tokens[i], .n_threads = 2},
+            1e-3 + 1e-5 * tokens[i]);
+        put(h,
+            (ps_profile_point){.kernel = 3, .rows = 512, .cols = 512, .n_tokens = tokens[i], .n_threads = 2},
+            fmax(3e-3, 1e-5 * tokens[i]));
+    }
+    open_hand(h);
+    for (uint32_t t = 16; t <= 2048; t += 16) {
+        ps_cost_query q = {.kernel = 1, .rows = 512, .cols = 512, .n_tokens = t, .n_threads = 2};
+        cr_assert_float_eq(ask(h, q).time_s / (1e-3 + 1e-5 * t), 1, 1e-9, "%u tokens", t);
+        q.kernel = 3;
+        if (t >= 64)
+            cr_assert_geq(ask(h, q).time_s, fmax(3e-3, 1e-5 * t) * (1 - 1e-9), "%u tokens", t);
+    }
+    free_hand(h);
+}

@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# psplan as a command: plans that check, the same bytes for the same request, JSON that parses, every wrong input in one
+# line with the right exit code, and nothing half-written.
+set -uo pipefail
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+bin=${PS_BIN:?}
+failures=0
+export SOURCE_DATE_EPOCH=1764374400
+export XDG_DATA_HOME=$dir/none
+
+fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+must() { "$@" >"$dir/log" 2>&1 || { cat "$dir/log"; fail "$*"; }; }
+
+# expect CODE TEXT COMMAND...: exit code, exactly one line on standard error, TEXT in it, nothing on standard output.
+expect() {
+  local code=$1 text=$2 got
+  shift 2
+  "$@" >"$dir/out" 2>"$dir/err" </dev/null
+  got=$?
+  [ "$got" -eq "$code" ] || fail "$* : exit $got, expected $code: $(cat "$dir/err")"
+  [ "$(wc -l <"$dir/err")" -eq 1 ] || fail "$* : not one line: $(cat "$dir/err")"
+  grep -qF -- "$text" "$dir/err" || fail "$* : '$text' is not in: $(cat "$dir/err")"
+  [ -s "$dir/out" ] && fail "$* : printed: $(head -c 200 "$dir/out")"
+}
+# json TEST FILE: python expression over the document d.
+json() { python3 -c 'import json,sys; d=json.load(open(sys.argv[2])); assert eval(sys.argv[1]), d' "$1" "$2" || fail "JSON of $2: $1"; }
+
+for a in llama qwen3 qwen3moe gemma3; do must "$bin/pssynth" --arch $a "$dir/$a.gguf"; done
+must "$bin/pstune" --null --threads 8 --output "$dir/profile.yaml"
+m=$dir/llama.gguf
+plan=("$bin/psplan" --profile "$dir/profile.yaml" --context 512)
+
+# Every architecture plans, and the plan checks; YAML, binary and back are the same document.
+for a in llama qwen3 qwen3moe gemma3; do
+  must "${plan[@]}" -o "$dir/$a.yaml" "$dir/$a.gguf"
+  must "$bin/psplan" check "$dir/$a.yaml" "$dir/$a.gguf"
+  must "$bin/psplan" emit binary "$dir/$a.yaml" -o "$dir/$a.bin"
+  must "$bin/psplan" check "$dir/$a.bin" "$dir/$a.gguf"
+  must "$bin/psplan" emit yaml "$dir/$a.bin" -o "$dir/$a.again"
+  cmp -s "$dir/$a.yaml" "$dir/$a.again" || fail "$a: YAML -> binary -> YAML differs"
+done
+must "${plan[@]}" -o "$dir/second.yaml" "$m"
+cmp -s "$dir/llama.yaml" "$dir/second.yaml" || fail "the same request gave other bytes"
+must "${plan[@]}" -o "$dir/direct.bin" "$m"
+cmp -s "$dir/llama.bin" "$dir/direct.bin" || fail "a name that ends in .bin is no binary plan"
+must "${plan[@]}" -f binary -o "$dir/direct" "$m"
+cmp -s "$dir/llama.bin" "$dir/direct" || fail "--format binary"
+"${plan[@]}" -o - "$m" >"$dir/stdout" 2>/dev/null || fail "--output -"
+cmp -s "$dir/llama.yaml" "$dir/stdout" || fail "--output - differs"
+(cd "$dir" && "${plan[@]}" llama.gguf >/dev/null 2>&1 && cmp -s llama.plan.yaml llama.yaml) || fail "default output"
+mkdir -p "$dir/data/pinstripe" && cp "$dir/profile.yaml" "$dir/data/pinstripe/"
+XDG_DATA_HOME=$dir/data "$bin/psplan" --context 512 -o "$dir/default.yaml" "$m" >/dev/null 2>&1 || fail "default profile"
+cmp -s "$dir/default.yaml" "$dir/llama.yaml" || fail "default profile differs"
+
+# Lists of levels, sequences, tiles, outputs.
+must "${plan[@]}" --context 256,512 --threads 1,2,8 --parallel 3 --outputs 16 -o "$dir/many.yaml" "$m"
+must "$bin/psplan" check "$dir/many.yaml" "$m"
+"${plan[@]}" --context 256,512 --threads 1,2,8 --json -o "$dir/many.yaml" "$m" >"$dir/j" 2>/dev/null || fail "--json"
+json 'd["feasible"] and len(d["levels"]) == 6 and all(t["step_full_s"] >= t["step_empty_s"] > 0 for l in d["levels"] for t in l["tiers"])' "$dir/j"
+json 'all(l["memory"]["peak_host_bytes"] == l["memory"]["host_arena_bytes"] + l["memory"]["weight_bytes"] + l["memory"]["program_bytes"] for l in d["levels"])' "$dir/j"
+"${plan[@]}" --json --explain -o "$dir/e.yaml" "$m" >"$dir/j" 2>/dev/null || fail "--explain --json"
+json 'abs(sum(d["explain"][0]["by_operation_s"].values()) + d["explain"][0]["start_s"] - d["explain"][0]["step_full_s"]) < 1e-9' "$dir/j"
+"${plan[@]}" --explain -o "$dir/e.yaml" "$m" >"$dir/out" 2>/dev/null || fail "--explain"
+grep -q 'cpu.matmul' "$dir/out" || fail "--explain names no kernel"
+
+# The simulated trace becomes a timeline.
+must "${plan[@]}" --trace "$dir/t.json" -o "$dir/e.yaml" "$m"
+must "$bin/psplan" emit timeline "$dir/t.json" -o "$dir/tl.json"
+json 'd["otherData"]["source"] == "simulated" and sum(e["ph"] == "X" for e in d["traceEvents"]) > 100' "$dir/tl.json"
+
+# inspect: also of what cannot run.
+"$bin/psplan" inspect "$m" >"$dir/out" || fail "inspect"
+grep -q 'refused       nothing' "$dir/out" || fail "inspect: $(cat "$dir/out")"
+"$bin/psplan" inspect --json "$dir/qwen3moe.gguf" >"$dir/j" || fail "inspect --json"
+json 'd["runs"] and d["architecture"] == "qwen3moe" and len(d["model"]["shards"]) == 2 + 2 * d["model"]["n_layers"]' "$dir/j"
+sed 's/llama/lemma/g' "$m" >"$dir/lemma.gguf"
+"$bin/psplan" inspect --json "$dir/lemma.gguf" >"$dir/j"
+[ $? -eq 1 ] || fail "inspect of an unknown architecture must exit 1"
+json 'not d["runs"] and d["architecture"] == "lemma" and d["n_refused"] > 0' "$dir/j"
+
+# Infeasible: exit 1 with largest consumer and bytes short; as JSON the numbers too; no file.
+sed 's/\bmemory_bytes: .*/memory_bytes: 12000000/' "$dir/profile.yaml" >"$dir/small.yaml"
+expect 1 "bytes short" "$bin/psplan" -p "$dir/small.yaml" --context 512 -o "$dir/not.yaml" "$m"
+"$bin/psplan" -p "$dir/small.yaml" --context 512 --json -o "$dir/not.yaml" "$m" >"$dir/j" 2>/dev/null
+[ $? -eq 1 ] || fail "infeasible --json"
+json 'd["feasible"] is False and d["short_bytes"] == d["needed_bytes"] - d["memory_bytes"] > 0 and d["largest"]' "$dir/j"
+[ -e "$dir/not.yaml" ] && fail "an infeasible plan was written"
+
+# Wrong inputs.
+: >"$dir/empty"
+printf 'this is not a model file at all, but it is long enough to be one' >"$dir/magic"
+head -c 3000 "$m" >"$dir/short"
+sed 's/^pinstripe-plan: .*/pinstripe-plan: 99/' "$dir/llama.yaml" >"$dir/v99.yaml"
+sed 's/scratch_offset: .*/scratch_offset: 64/' "$dir/llama.yaml" >"$dir/unsafe.yaml"
+expect 64 "--budget" "${plan[@]}" --budget 0 "$m"
+expect 64 "--budget" "${plan[@]}" --budget host,0 "$m"
+expect 64 "--budget" "${plan[@]}" --budget lots "$m"
+expect 69 "GPU" "${plan[@]}" --budget 2GiB "$m"
+expect 64 "beyond the model" "${plan[@]}" --context 1000000 "$m"
+expect 64 "--context" "${plan[@]}" --context 0 "$m"
+expect 64 "--context" "${plan[@]}" --context 5,,6 "$m"
+expect 64 "threads" "${plan[@]}" --threads 9 "$m"
+expect 64 "--threads" "${plan[@]}" --threads many "$m"
+expect 64 "--parallel" "${plan[@]}" --parallel 0 "$m"
+expect 64 "--format" "${plan[@]}" --format xml "$m"
+expect 64 "unknown option" "${plan[@]}" --frobnicate "$m"
+expect 64 "argument is missing" "$bin/psplan"
+expect 64 "not a kind" "$bin/psplan" emit poem "$m"
+expect 66 "run pstune" "$bin/psplan" "$m"
+expect 66 "$dir/no.yaml" "$bin/psplan" -p "$dir/no.yaml" "$m"
+expect 65 "$dir/empty" "$bin/psplan" -p "$dir/empty" "$m"
+expect 65 "$dir/magic" "$bin/psplan" -p "$dir/magic" "$m"
+expect 66 "$dir/no.gguf" "${plan[@]}" "$dir/no.gguf"
+expect 66 "is a directory" "${plan[@]}" "$dir"
+expect 65 "$dir/empty" "${plan[@]}" "$dir/empty"
+expect 65 "$dir/magic" "${plan[@]}" "$dir/magic"
+expect 65 "$dir/short" "${plan[@]}" "$dir/short"
+expect 65 "lemma" "${plan[@]}" "$dir/lemma.gguf"
+expect 66 "$dir/no.gguf" "$bin/psplan" inspect "$dir/no.gguf"
+expect 65 "$dir/magic" "$bin/psplan" inspect "$dir/magic"
+expect 1 "$dir/llama.yaml" "$bin/psplan" check "$dir/llama.yaml" "$dir/qwen3.gguf"
+expect 65 "$dir/v99.yaml" "$bin/psplan" check "$dir/v99.yaml" "$m"
+expect 65 "$dir/unsafe.yaml" "$bin/psplan" check "$dir/unsafe.yaml" "$m"
+expect 65 "$dir/magic" "$bin/psplan" emit timeline "$dir/magic"
+expect 73 "$dir/none/p.yaml" "${plan[@]}" -o "$dir/none/p.yaml" "$m"
+"$bin/psplan" --help >"$dir/out" && grep -q -- --explain "$dir/out" || fail "--help"
+"$bin/psplan" --version >"$dir/out" && grep -q '^psplan [0-9]' "$dir/out" || fail "--version"
+[ "$("$bin/psplan" --help | awk '{ if (length($0) > m) m = length($0) } END { print m }')" -le 110 ] || fail "--help has long lines"
+for c in inspect emit check; do "$bin/psplan" $c --help >"$dir/out" && grep -q "psplan $c" "$dir/out" || fail "$c --help"; done
+if [ -w /dev/full ]; then
+  "${plan[@]}" -o - "$m" >/dev/full 2>"$dir/err"
+  [ $? -eq 74 ] || fail "full disk: $(cat "$dir/err")"
+fi
+
+[ "$failures" -eq 0 ] && echo "psplan: all as expected"
+exit $((failures != 0))

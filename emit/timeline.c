@@ -1,5 +1,6 @@
 /* A trace as Trace Event Format, which chrome://tracing and Perfetto open: a row per queue, and below the measured
  * ones the predicted, so that both can be compared by eye. */
+#include <math.h>
 #include <stdio.h>
 
 #include "core/json.h"
@@ -7,7 +8,11 @@
 
 /* Processes of the format stand for what happened and what was predicted. */
 enum { PID_STEPS = 1, PID_PREDICTED = 2 };
-static const double us = 1e6;
+
+/* Microseconds, to the nanosecond. */
+static double us(double s) {
+    return round(s * 1e9) / 1e3;
+}
 
 static void metadata(ps_json *j, const char *what, int pid, int tid, const char *name) {
     ps_json_object(j, NULL);
@@ -27,8 +32,8 @@ static void complete(ps_json *j, const char *name, const char *category, int pid
     ps_json_str(j, "name", name);
     ps_json_str(j, "cat", category);
     ps_json_str(j, "ph", "X");
-    ps_json_f64(j, "ts", start_s * us);
-    ps_json_f64(j, "dur", (end_s > start_s ? end_s - start_s : 0) * us);
+    ps_json_f64(j, "ts", us(start_s));
+    ps_json_f64(j, "dur", us(end_s > start_s ? end_s - start_s : 0));
     ps_json_i64(j, "pid", pid);
     ps_json_i64(j, "tid", tid);
     ps_json_object(j, "args");
@@ -46,7 +51,7 @@ static void event(ps_json *j, const ps_trace_step *step, const ps_trace_event *e
     ps_json_u64(j, "layer", e->layer);
     ps_json_u64(j, "tile", e->tile);
     if (measured && !predicted)
-        ps_json_f64(j, "predicted_us", (e->predicted_end_s - e->predicted_start_s) * us);
+        ps_json_f64(j, "predicted_us", us(e->predicted_end_s - e->predicted_start_s));
     ps_json_close(j);
     ps_json_close(j);
 }

@@ -34,8 +34,8 @@ static ps_status open_regular(const char *path, int *out_fd, uint64_t *out_size,
 
 ps_status ps_file_read(const char *path, uint64_t max_bytes, char **out_data, uint64_t *out_size,
                        ps_error *err) {
-    int fd;
-    uint64_t size;
+    int fd = -1;
+    uint64_t size = 0;
     ps_status status = open_regular(path, &fd, &size, err);
     if (status != PS_OK)
         return status;
@@ -74,8 +74,8 @@ done:
 }
 
 ps_status ps_file_map_open(const char *path, ps_file_map *out, ps_error *err) {
-    int fd;
-    uint64_t size;
+    int fd = -1;
+    uint64_t size = 0;
     ps_status status = open_regular(path, &fd, &size, err);
     if (status != PS_OK)
         return status;

@@ -61,10 +61,12 @@ typedef enum ps_beside {
         PS_BESIDE_COUNT
 } ps_beside;
 
-/* One point of a kernel curve: time of one call.
- * rows, cols: of the weight (MATMUL), elements of a row (RMSNORM, GLU, ADD, CONVERT: cols);
- * ATTENTION: rows = n_head, cols = head_dim, heads_kv, kv_len; MOE: rows = n_ff_expert, cols = n_embd,
- * heads_kv = experts, kv_len = used experts per token. */
+/* One point of a kernel curve: time of one instruction in a step as the executor runs it, a barrier before it and
+ * between its phases included (docs/pstune.md).
+ * rows, cols: of the weight (MATMUL); other operations: rows 0, cols elements of a row (EMBED, RMSNORM, ROPE, KV_STORE,
+ * GLU, ADD, CONVERT, GATHER; MOE_ROUTE: experts; SAMPLE: vocabulary). ATTENTION: rows = n_head, cols = head_dim,
+ * heads_kv, kv_len = positions in the cache once the step is stored, no window. MOE_DISPATCH: rows = n_ff_expert,
+ * cols = n_embd. Both MOE: heads_kv = experts, kv_len = used experts per token. */
 typedef struct ps_profile_point {
     uint32_t kernel; /* catalogue id */
     uint64_t rows, cols;

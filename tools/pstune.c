@@ -1,4 +1,4 @@
-/* pstune: measure this machine once, for the planner. Commands: none (measure), show. */
+/* pstune: measure this machine once, for the planner. Commands: none (measure), show, record. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,5 +46,7 @@ int ps_tune_json_out(ps_json *j) {
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "show"))
         return ps_tune_show(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "record"))
+        return ps_tune_record(argc - 1, argv + 1);
     return ps_tune_measure(argc, argv);
 }

@@ -21,5 +21,6 @@ int ps_tune_json_out(ps_json *j);
 
 int ps_tune_measure(int argc, char **argv);
 int ps_tune_show(int argc, char **argv);
+int ps_tune_record(int argc, char **argv);
 
 #endif

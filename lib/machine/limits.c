@@ -225,12 +225,12 @@ static void find_place(const char *cgroup, const char *mountinfo, const char *co
 }
 
 /* Called with the text of one file of a group and of its partner (or NULL). */
-typedef ps_status (*group_fn)(ps_limits *l, const char *file, const char *text, const char *partner,
+typedef ps_status (*group_fn)(void *ctx, const char *file, const char *text, const char *partner,
                               ps_error *err);
 
 /* Call fn for `file` in our folder and every folder above, up to the mount point. */
 static ps_status walk_groups(const char *root, const cgroup_place *place, const char *file,
-                             const char *partner, group_fn fn, ps_limits *l, ps_error *err) {
+                             const char *partner, group_fn fn, void *ctx, ps_error *err) {
     if (!place->found)
         return PS_OK;
     char dir[PATH_BYTES];
@@ -244,7 +244,7 @@ static ps_status walk_groups(const char *root, const cgroup_place *place, const 
         if (st == PS_OK)
             st = read_text(root, path, &text, err);
         if (st == PS_OK && text)
-            st = fn(l, path, text, partner_text, err);
+            st = fn(ctx, path, text, partner_text, err);
         free(text);
         free(partner_text);
         if (st != PS_OK)
@@ -263,8 +263,9 @@ static void take_quota(ps_limits *l, double quota_us, double period_us) {
 }
 
 /* v2 cpu.max: "max 100000" or "765000 100000". */
-static ps_status on_cpu_max(ps_limits *l, const char *file, const char *text, const char *partner,
+static ps_status on_cpu_max(void *ctx, const char *file, const char *text, const char *partner,
                             ps_error *err) {
+    ps_limits *l = ctx;
     (void)partner;
     long long quota, period;
     if (!strncmp(text, "max", 3))
@@ -276,8 +277,9 @@ static ps_status on_cpu_max(ps_limits *l, const char *file, const char *text, co
 }
 
 /* v1: cpu.cfs_quota_us, -1 if unlimited, with cpu.cfs_period_us. */
-static ps_status on_cfs_quota(ps_limits *l, const char *file, const char *text, const char *partner,
+static ps_status on_cfs_quota(void *ctx, const char *file, const char *text, const char *partner,
                               ps_error *err) {
+    ps_limits *l = ctx;
     long long quota, period;
     if (sscanf(text, "%lld", &quota) != 1)
         return ps_error_set(err, PS_E_DATA, file, "is not a number");
@@ -289,8 +291,9 @@ static ps_status on_cfs_quota(ps_limits *l, const char *file, const char *text, 
     return PS_OK;
 }
 
-static ps_status on_cpuset(ps_limits *l, const char *file, const char *text, const char *partner,
+static ps_status on_cpuset(void *ctx, const char *file, const char *text, const char *partner,
                            ps_error *err) {
+    ps_limits *l = ctx;
     (void)partner;
     ps_cpu_mask m;
     if (!ps_cpu_list_parse(text, &m))
@@ -302,8 +305,9 @@ static ps_status on_cpuset(ps_limits *l, const char *file, const char *text, con
 
 /* Memory limit of a group and its usage; clean file pages of the group count as free, as the kernel drops
  * them first. partner: memory.stat. */
-static ps_status on_memory_limit(ps_limits *l, const char *file, const char *text, const char *partner,
+static ps_status on_memory_limit(void *ctx, const char *file, const char *text, const char *partner,
                                  ps_error *err) {
+    ps_limits *l = ctx;
     (void)partner;
     unsigned long long limit;
     if (!strncmp(text, "max", 3))
@@ -315,8 +319,9 @@ static ps_status on_memory_limit(ps_limits *l, const char *file, const char *tex
     return PS_OK;
 }
 
-static ps_status on_memory_usage(ps_limits *l, const char *file, const char *text, const char *partner,
+static ps_status on_memory_usage(void *ctx, const char *file, const char *text, const char *partner,
                                  ps_error *err) {
+    ps_limits *l = ctx;
     unsigned long long usage, cache = 0;
     if (sscanf(text, "%llu", &usage) != 1)
         return ps_error_set(err, PS_E_DATA, file, "is not a number of bytes");
@@ -466,5 +471,89 @@ done:
     free(cgroup);
     free(mountinfo);
     free(place);
+    return st;
+}
+
+typedef struct file_visit {
+    ps_limits_visit visit;
+    void *ctx;
+} file_visit;
+
+static ps_status on_visit(void *ctx, const char *file, const char *text, const char *partner, ps_error *err) {
+    (void)partner;
+    const file_visit *v = ctx;
+    return v->visit(v->ctx, file, text, err);
+}
+
+/* Files of /proc and, where only some lines matter, what those start with or hold. */
+static const struct {
+    const char *path;
+    const char *keys[4];
+} proc_files[] = {
+    {"/proc/self/status", {"Cpus_allowed_list"}},
+    {"/proc/self/limits", {"Max locked memory"}},
+    {"/proc/meminfo", {"MemTotal:", "MemFree:", "MemAvailable:"}},
+    {"/proc/self/cgroup", {NULL}},
+    {"/proc/self/mountinfo", {" - cgroup"}},
+};
+
+/* Keep the lines of `text` that hold one of the keys; no keys: all. */
+static void keep_lines(char *text, const char *const *keys) {
+    if (!keys[0])
+        return;
+    char *to = text;
+    for (char *p = text; *p;) {
+        char *end = strchr(p, '\n');
+        const size_t n = end ? (size_t)(end + 1 - p) : strlen(p);
+        bool keep = false;
+        for (int k = 0; k < 4 && keys[k] && !keep; k++) {
+            const char *at = strstr(p, keys[k]);
+            keep = at && at < p + n;
+        }
+        if (keep) {
+            memmove(to, p, n);
+            to += n;
+        }
+        p += n;
+    }
+    *to = 0;
+}
+
+ps_status ps_limits_each_file(const char *root, ps_limits_visit visit, void *ctx, ps_error *err) {
+    char *cgroup = NULL, *mountinfo = NULL;
+    file_visit v = {visit, ctx};
+    ps_status st = PS_OK;
+    cgroup_place *place = malloc(sizeof *place);
+    if (!place)
+        return ps_error_set(err, PS_E_NOMEM, "", "cannot hold a path");
+    for (size_t i = 0; i < sizeof proc_files / sizeof proc_files[0] && st == PS_OK; i++) {
+        char *text;
+        st = read_text(root, proc_files[i].path, &text, err);
+        if (st == PS_OK && text) {
+            keep_lines(text, proc_files[i].keys);
+            st = visit(ctx, proc_files[i].path, text, err);
+        }
+        free(text);
+    }
+    if (st == PS_OK)
+        st = read_text(root, "/proc/self/cgroup", &cgroup, err);
+    if (st == PS_OK)
+        st = read_text(root, "/proc/self/mountinfo", &mountinfo, err);
+    for (size_t i = 0; i < sizeof group_files / sizeof group_files[0] && st == PS_OK; i++) {
+        find_place(cgroup, mountinfo, group_files[i].controller, place);
+        st = walk_groups(root, place, group_files[i].file, NULL, on_visit, &v, err);
+        if (st == PS_OK && group_files[i].partner)
+            st = walk_groups(root, place, group_files[i].partner, NULL, on_visit, &v, err);
+    }
+    for (size_t i = 0; i < sizeof usage_files / sizeof usage_files[0] && st == PS_OK; i++) {
+        find_place(cgroup, mountinfo, usage_files[i].controller, place);
+        place->mount_len = place->found ? strlen(place->path) : 0;
+        st = walk_groups(root, place, usage_files[i].file, NULL, on_visit, &v, err);
+        if (st == PS_OK)
+            st = walk_groups(root, place, "memory.stat", NULL, on_visit, &v, err);
+    }
+    free(place);
+    free(cgroup);
+    free(mountinfo);
     return st;
 }

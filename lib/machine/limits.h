@@ -34,6 +34,11 @@ typedef struct ps_limits {
  * Errors name the file: PS_E_NOINPUT (proc missing), PS_E_DATA (text that is not understood), PS_E_NOMEM. */
 ps_status ps_limits_read(const char *root, ps_limits *out, ps_error *err);
 
+/* Called with every file that ps_limits_read looks at (path below root, and its text, of files about more than limits
+ * only the lines that count): what a record of a machine is made of. An error of `visit` ends it. */
+typedef ps_status (*ps_limits_visit)(void *ctx, const char *path, const char *text, ps_error *err);
+ps_status ps_limits_each_file(const char *root, ps_limits_visit visit, void *ctx, ps_error *err);
+
 /* "0-3,8" to a mask; false if malformed. Blank text is an empty mask. */
 bool ps_cpu_list_parse(const char *text, ps_cpu_mask *out);
 

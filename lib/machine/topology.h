@@ -37,6 +37,9 @@ typedef struct ps_machine {
  * Errors name the file: PS_E_OS, PS_E_NOMEM, PS_E_NOINPUT, PS_E_DATA. The result is immutable: any thread. */
 ps_status ps_machine_open(const char *root, ps_machine **out, ps_error *err);
 void ps_machine_close(ps_machine *machine);
+/* Write a record of the live machine into a new folder `dir` (its parent exists), for ps_machine_open: topology, limits
+ * and memory sizes, nothing else of the system. Errors: PS_E_CANTCREATE, PS_E_OS, PS_E_IO, PS_E_NOMEM. */
+ps_status ps_machine_record(const ps_machine *machine, const char *dir, ps_error *err);
 /* True unless it was opened from a record: only then can threads be bound. */
 bool ps_machine_is_live(const ps_machine *machine);
 

@@ -1,6 +1,7 @@
 /* Topology and limits, on recorded machines and on this one. */
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "machine/limits.h"
@@ -200,6 +201,32 @@ Test(topology, live_machine_agrees_with_the_system) {
     cr_expect_gt(m->memory_free_bytes, 0);
     cr_expect_gt(m->cpu_model[0], 0);
     ps_machine_close(m);
+}
+
+/* A record of this machine opens as the same machine. */
+Test(topology, a_record_reads_back) {
+    ps_machine *live = NULL, *recorded = NULL;
+    ps_error err = {0};
+    char dir[] = "/tmp/ps-record-XXXXXX", path[64], command[96];
+    uint8_t a[PS_HASH_BYTES], b[PS_HASH_BYTES];
+    cr_assert_not_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/machine", dir);
+    cr_assert_eq(ps_machine_open(NULL, &live, &err), PS_OK);
+    cr_assert_eq(ps_machine_record(live, path, &err), PS_OK, "%s: %s", err.subject, err.message);
+    cr_expect_eq(ps_machine_record(live, path, &err), PS_E_CANTCREATE, "a record is never written over");
+    cr_assert_eq(ps_machine_open(path, &recorded, &err), PS_OK, "%s: %s", err.subject, err.message);
+    ps_machine_hash(live, a);
+    ps_machine_hash(recorded, b);
+    cr_expect_arr_eq(a, b, sizeof a);
+    cr_expect_eq(live->n_allowed, recorded->n_allowed);
+    cr_expect_eq(live->n_cpus, recorded->n_cpus);
+    cr_expect_eq(live->memory_bytes, recorded->memory_bytes);
+    cr_expect_eq(live->memlock_bytes, recorded->memlock_bytes);
+    cr_expect_float_eq(live->cpu_quota, recorded->cpu_quota, 1e-12);
+    ps_machine_close(live);
+    ps_machine_close(recorded);
+    snprintf(command, sizeof command, "rm -rf %s", dir);
+    cr_expect_eq(system(command), 0);
 }
 
 Test(limits, cpu_lists) {

@@ -25,6 +25,7 @@ enum {
     MAX_CALLS = 1024, /* in one sample */
     MAX_PHASES = 8,
     BARRIERS = 1000,
+    WAKES = 4,
     DRAM_CHUNK = 1 << 18,
     DRAM_CHUNKS_PER_THREAD = 64, /* in one sample: 16 MB per thread */
 };
@@ -357,13 +358,19 @@ static ps_status cpu_sample(void *rig, ps_rig_sample *out, ps_error *err) {
         out->value = (double)DRAM_CHUNKS_PER_THREAD * DRAM_CHUNK * n_threads / ((double)r->job_ns * 1e-9);
         break;
     case PS_MEASURE_POOL_START: {
-        const struct timespec pause = {.tv_nsec = 1000000}; /* long enough for the team to fall asleep */
-        nanosleep(&pause, NULL);
-        const uint64_t t0 = ps_clock_ns();
-        ps_pool_step_begin(r->pool);
-        ps_pool_run(r->pool, empty_job, r);
-        out->value = (double)(ps_clock_ns() - t0) * 1e-9;
-        ps_pool_step_end(r->pool);
+        /* A wake-up waits for whatever else runs on that CPU, which no counter tells: the least of a few. */
+        uint64_t least = UINT64_MAX;
+        for (int i = 0; i < WAKES; i++) {
+            const struct timespec pause = {.tv_nsec = 1000000}; /* long enough for the team to fall asleep */
+            nanosleep(&pause, NULL);
+            const uint64_t t0 = ps_clock_ns();
+            ps_pool_step_begin(r->pool);
+            ps_pool_run(r->pool, empty_job, r);
+            const uint64_t t = ps_clock_ns() - t0;
+            least = t < least ? t : least;
+            ps_pool_step_end(r->pool);
+        }
+        out->value = (double)least * 1e-9;
         break;
     }
     case PS_MEASURE_COUNT:

@@ -14,9 +14,12 @@ enum {
     NORMALS = 8191,   /* prime, so that rows do not repeat */
     UNIQUE_ROWS = 16, /* activation rows after these repeat them */
     MAX_SETS = 16,
+    MAX_KVS = 1 << 16,
+    WARM_KV_TOKENS = 64,
     HEAD_DIM = 128,
 };
-static const uint64_t set_bytes = 64u << 20;      /* activations in all sets together */
+static const uint64_t dst_cold_bytes =
+    16u << 20; /* results of all sets together: what a layer writes in between */
 static const uint64_t kv_cold_bytes = 256u << 20; /* KV of all sets together */
 static const uint64_t unique_weight_bytes = 1u << 20;
 
@@ -38,8 +41,8 @@ struct ps_operands {
     ps_kargs args;         /* of call 0 */
     uint64_t weight_stride, n_weights;
     uint64_t weight_offset[PS_OP_MAX_WEIGHTS]; /* of each operand in a copy */
-    uint64_t act_stride, kv_stride;
-    uint32_t n_acts, n_kvs;
+    uint64_t src_stride, dst_stride, kv_stride;
+    uint32_t n_srcs, n_dsts, n_kvs;
     uint64_t kv_v_offset;
     uint32_t kv_rows, pos0;
     uint64_t misc_stride; /* token ids */
@@ -359,40 +362,50 @@ static ps_status set_weights(ps_operands *o, const ps_kernel_spec *k, layout *l,
     return PS_OK;
 }
 
+/* Sources are what the instruction before has just written: one set, warm. Results go where a whole layer has been
+ * written since: sets in turn. Selections of experts differ from call to call. */
 static ps_status set_activations(ps_operands *o, const ps_kernel_spec *k, const ps_profile_point *p,
                                  const layout *l, ps_error *err) {
-    uint64_t bytes = 0, offset[PS_OP_MAX_SRC + 1];
-    for (int i = 0; i <= PS_OP_MAX_SRC; i++) {
-        const uint64_t cols = i < PS_OP_MAX_SRC ? l->src_cols[i] : l->dst_cols;
-        const ps_fmt fmt = i < PS_OP_MAX_SRC ? l->src_fmt[i] : k->out_fmt;
-        offset[i] = bytes;
-        if (cols == 0)
+    uint64_t src_bytes = 0, dst_bytes = 0, offset[PS_OP_MAX_SRC];
+    for (int i = 0; i < PS_OP_MAX_SRC; i++) {
+        offset[i] = src_bytes;
+        if (l->src_cols[i] == 0)
             continue;
-        ps_xarg *x = i < PS_OP_MAX_SRC ? &o->args.src[i] : &o->args.dst;
-        *x = (ps_xarg){.fmt = fmt, .cols = cols, .row_bytes = ps_fmt_row_bytes(fmt, cols)};
-        bytes += up64(x->row_bytes * p->n_tokens);
+        ps_xarg *x = &o->args.src[i];
+        *x = (ps_xarg){.fmt = l->src_fmt[i],
+                       .cols = l->src_cols[i],
+                       .row_bytes = ps_fmt_row_bytes(l->src_fmt[i], l->src_cols[i])};
+        src_bytes += up64(x->row_bytes * p->n_tokens);
     }
-    o->act_stride = bytes;
-    o->n_acts = bytes == 0 ? 1 : (uint32_t)(set_bytes / bytes < MAX_SETS ? set_bytes / bytes : MAX_SETS);
-    if (o->n_acts == 0)
-        o->n_acts = 1;
-    ps_status st = area_need(&o->acts, bytes * o->n_acts, err);
+    if (l->dst_cols) {
+        o->args.dst = (ps_xarg){
+            .fmt = k->out_fmt, .cols = l->dst_cols, .row_bytes = ps_fmt_row_bytes(k->out_fmt, l->dst_cols)};
+        dst_bytes = up64(o->args.dst.row_bytes * p->n_tokens);
+    }
+    const uint64_t fit = dst_bytes ? dst_cold_bytes / dst_bytes : 1;
+    o->n_dsts = (uint32_t)(fit < 1 ? 1 : fit > MAX_SETS ? MAX_SETS : fit);
+    o->n_srcs = k->op == PS_OP_MOE_DISPATCH && src_bytes * MAX_SETS <= dst_cold_bytes ? MAX_SETS : 1;
+    o->src_stride = src_bytes;
+    o->dst_stride = dst_bytes;
+    ps_status st = area_need(&o->acts, src_bytes * o->n_srcs + dst_bytes * o->n_dsts, err);
     if (st != PS_OK)
         return st;
-    for (int i = 0; i <= PS_OP_MAX_SRC; i++) {
-        ps_xarg *x = i < PS_OP_MAX_SRC ? &o->args.src[i] : &o->args.dst;
+    for (int i = 0; i < PS_OP_MAX_SRC; i++) {
+        ps_xarg *x = &o->args.src[i];
         if (x->cols == 0)
             continue;
         x->data = o->acts.data + offset[i];
-        for (uint32_t s = 0; s < o->n_acts && i < PS_OP_MAX_SRC; s++) {
+        for (uint32_t s = 0; s < o->n_srcs; s++) {
             ps_xarg in_set = *x;
-            in_set.data = o->acts.data + s * o->act_stride + offset[i];
+            in_set.data = o->acts.data + s * src_bytes + offset[i];
             if (x->fmt == PS_FMT_SEL)
                 fill_selection(o, &in_set, p->n_tokens, p->heads_kv);
             else
                 fill_act(o, &in_set, p->n_tokens);
         }
     }
+    if (dst_bytes)
+        o->args.dst.data = o->acts.data + src_bytes * o->n_srcs;
     return PS_OK;
 }
 
@@ -407,9 +420,13 @@ static ps_status set_kv(ps_operands *o, const ps_kernel_spec *k, const ps_profil
         return ps_error_set(err, PS_E_INTERNAL, k->name, "%u tokens do not fit in %llu KV rows", p->n_tokens,
                             (unsigned long long)rows);
     const uint64_t plane = up64(rows * l->kv_row * 2);
-    /* As many caches as a model has layers, as far as memory goes. */
-    const uint64_t wanted = o->given ? o->given->n_layers : 32;
-    const uint64_t fit = kv_cold_bytes / (2 * plane);
+    /* Few tokens: the whole model has been read since a layer's cache was last used. Many: what they attend to they have
+     * just stored, as many caches as layers. */
+    uint64_t cold = o->cold_bytes < kv_cold_bytes ? o->cold_bytes : kv_cold_bytes;
+    uint64_t wanted = o->given ? o->given->n_layers : 32;
+    if (p->n_tokens < WARM_KV_TOKENS)
+        wanted = MAX_KVS;
+    const uint64_t fit = cold / (2 * plane);
     o->n_kvs = (uint32_t)(fit < wanted ? (fit ? fit : 1) : wanted);
     o->kv_stride = 2 * plane;
     o->kv_v_offset = plane;
@@ -516,12 +533,11 @@ void ps_operands_args(const ps_operands *o, uint64_t i, ps_kargs *a, ps_seq_span
     for (int w = 0; w < PS_OP_MAX_WEIGHTS; w++)
         if (a->w[w].data)
             a->w[w].data += weights;
-    const uint64_t acts = i % o->n_acts * o->act_stride;
     for (int s = 0; s < PS_OP_MAX_SRC; s++)
         if (a->src[s].data)
-            a->src[s].data = (uint8_t *)a->src[s].data + acts;
+            a->src[s].data = (uint8_t *)a->src[s].data + i % o->n_srcs * o->src_stride;
     if (a->dst.data)
-        a->dst.data = (uint8_t *)a->dst.data + acts;
+        a->dst.data = (uint8_t *)a->dst.data + i % o->n_dsts * o->dst_stride;
     a->tokens = (const int32_t *)(const void *)(o->misc.data + i % MAX_SETS * o->misc_stride);
     if (o->kv_stride) {
         uint8_t *k = o->kv.data + i % o->n_kvs * o->kv_stride;

@@ -204,6 +204,7 @@ static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
                                .target_frac = 0.01,
                                .cap_s = share_s,
                                .patience = s->left > 10 ? 3 : 1};
+    const bool rate = it->task->measure == PS_MEASURE_DRAM; /* the series holds times, here per byte */
     ps_stop stop = PS_STOP_TIME_CAP;
     double beside_sum = 0;
     s->series->n = s->series->n_disturbed = 0;
@@ -218,7 +219,7 @@ static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
                               sample.value, measures[it->task->measure].unit);
             break;
         }
-        ps_series_add(s->series, sample.value, sample.disturbed);
+        ps_series_add(s->series, rate ? 1 / sample.value : sample.value, sample.disturbed);
         beside_sum += sample.beside_bytes_per_s;
         if (ps_series_done(s->series, &rule, elapsed_s(s) - begin_s, &stop))
             break;
@@ -232,6 +233,12 @@ static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
         return st;
     ps_stat *to = slot_of(s->p, it->task, true);
     *to = ps_series_summary(s->series, stop);
+    if (rate) {
+        const double q1 = to->q1;
+        to->median = 1 / to->median;
+        to->q1 = 1 / to->q3;
+        to->q3 = 1 / q1;
+    }
     s->out->n_measured++;
     s->out->n_noisy += to->noisy;
     it->done = true;

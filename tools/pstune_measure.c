@@ -58,7 +58,7 @@ static const struct {
     {"default", false, false, 570, 0.6},
     {"quick", true, false, 48, 0.3},
     {"model", false, true, 300, 0.6},
-    {"quick-model", true, true, 48, 0.3},
+    {"quick-model", true, true, 48, 0.45},
 };
 
 static volatile sig_atomic_t stop_signal;

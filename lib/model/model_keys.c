@@ -322,6 +322,13 @@ static ps_status layer_heads(ps_build *b, uint32_t l) {
         return ps_error_set(b->err, PS_E_DATA, hkey_name(b, PS_HKEY_HEAD_COUNT, key),
                             "layer %" PRIu32 ": %" PRIu32 " heads of size %" PRIu32 " are too wide", l,
                             y->n_head, y->head_dim_k > y->head_dim_v ? y->head_dim_k : y->head_dim_v);
+    if (y->head_dim_k > PS_MAX_HEAD_DIM || y->head_dim_v > PS_MAX_HEAD_DIM) {
+        const bool k = y->head_dim_k > PS_MAX_HEAD_DIM;
+        return ps_error_set(b->err, PS_E_UNSUPPORTED,
+                            hkey_name(b, k ? PS_HKEY_KEY_LENGTH : PS_HKEY_VALUE_LENGTH, key),
+                            "a head size (%" PRIu32 ") above %d is not supported",
+                            k ? y->head_dim_k : y->head_dim_v, PS_MAX_HEAD_DIM);
+    }
     return PS_OK;
 }
 
@@ -344,6 +351,13 @@ static ps_status layer_ffn(ps_build *b, uint32_t l) {
         return ps_error_set(b->err, PS_E_DATA, hkey_name(b, PS_HKEY_EXPERT_USED_COUNT, key),
                             "%" PRIu32 " of %" PRIu32 " experts cannot be used", y->n_expert_used,
                             y->n_expert);
+    if (y->n_expert > PS_MAX_EXPERTS || y->n_expert_used > PS_MAX_EXPERTS_USED) {
+        const bool all = y->n_expert > PS_MAX_EXPERTS;
+        return ps_error_set(b->err, PS_E_UNSUPPORTED,
+                            hkey_name(b, all ? PS_HKEY_EXPERT_COUNT : PS_HKEY_EXPERT_USED_COUNT, key),
+                            "%" PRIu32 " is above %d, the most that is supported",
+                            all ? y->n_expert : y->n_expert_used, all ? PS_MAX_EXPERTS : PS_MAX_EXPERTS_USED);
+    }
     return PS_OK;
 }
 

@@ -60,6 +60,9 @@ typedef enum ps_op {
 
 enum { PS_OP_MAX_WEIGHTS = 3, PS_OP_MAX_SRC = 3, PS_OP_MAX_DST = 1 };
 
+/* Largest shapes that kernels are made for; ps_model_open refuses others by name. */
+enum { PS_MAX_HEAD_DIM = 1024, PS_MAX_EXPERTS = 1024, PS_MAX_EXPERTS_USED = 32 };
+
 typedef struct ps_op_info {
     const char *name;
     uint8_t n_weights, n_src, n_dst;

@@ -18,7 +18,7 @@ static uint64_t span_items(const ps_kargs *a, const ps_seq_span *sp, bool split)
 }
 
 static uint64_t items(const ps_kargs *a, uint32_t phase, bool split) {
-    assert(a->layer->head_dim_k <= PS_ATTN_MAX_DIM && a->layer->head_dim_v <= PS_ATTN_MAX_DIM);
+    assert(a->layer->head_dim_k <= PS_MAX_HEAD_DIM && a->layer->head_dim_v <= PS_MAX_HEAD_DIM);
     uint64_t n = 0;
     for (uint32_t s = 0; s < a->n_spans; s++) {
         if (phase == 0)

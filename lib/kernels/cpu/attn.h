@@ -13,8 +13,7 @@ enum {
     PS_ATTN_KEYS = 64,      /* positions of one block */
     PS_ATTN_FEW_ROWS = 8,   /* up to so many rows, a few at a time are faster than rows in lanes */
     PS_ATTN_PART_MIN = 256, /* positions that are worth a part of their own */
-    PS_ATTN_PARTS_MAX = 32, /* parts of a span at most: the scratch formula counts on it */
-    PS_ATTN_MAX_DIM = 1024  /* largest head dimension: PS_ATTN_THREAD holds the tiles up to it */
+    PS_ATTN_PARTS_MAX = 32  /* parts of a span at most: the scratch formula counts on it */
 };
 
 /* One item: rows [r0, r0 + n) of a span and KV head over positions [lo, hi). */

@@ -62,17 +62,15 @@ PS_CPU_DECLARE_HELPERS(avx2)
 PS_CPU_DECLARE_HELPERS(avx512)
 #undef PS_CPU_DECLARE_HELPERS
 
-/* Mixture of experts: limits, and the scratch that follows from them (moe.c). */
+/* Mixture of experts: the scratch that follows from the limits (moe.c). */
 enum {
-    PS_MOE_MAX_EXPERTS = 1024,
-    PS_MOE_MAX_USED = 32,
     PS_MOE_ROUNDS = 3,
-    PS_MOE_BASE = PS_MOE_ROUNDS * (2 * PS_MOE_MAX_EXPERTS + 2) * 4 + 128 + PS_MOE_MAX_USED * 256,
-    PS_MOE_TOKEN = PS_MOE_MAX_USED * 4 + 2048,
+    PS_MOE_BASE = PS_MOE_ROUNDS * (2 * PS_MAX_EXPERTS + 2) * 4 + 128 + PS_MAX_EXPERTS_USED * 256,
+    PS_MOE_TOKEN = PS_MAX_EXPERTS_USED * 4 + 2048,
     PS_MOE_TOKEN_COL_Q8 = 16,
-    PS_MOE_COL_Q8 = PS_MOE_MAX_USED * 5 / 4,
+    PS_MOE_COL_Q8 = PS_MAX_EXPERTS_USED * 5 / 4,
     PS_MOE_TOKEN_COL_F32 = 48,
-    PS_MOE_COL_F32 = PS_MOE_MAX_USED * 4,
+    PS_MOE_COL_F32 = PS_MAX_EXPERTS_USED * 4,
     PS_MOE_THREAD = 12 * 256,
     PS_MOE_THREAD_COL = 12 * 4
 };

@@ -21,8 +21,8 @@ static_assert(PS_MOE_THREAD_COL >= MM_NT * 4, "gathered rows fit a thread's scra
  * round's part of the list. */
 typedef struct moe_round {
     uint32_t n_active;
-    uint32_t first[PS_MOE_MAX_EXPERTS + 1];
-    uint32_t active[PS_MOE_MAX_EXPERTS];
+    uint32_t first[PS_MAX_EXPERTS + 1];
+    uint32_t active[PS_MAX_EXPERTS];
 } moe_round;
 
 /* What a level brings. */
@@ -54,12 +54,12 @@ static moe_frame frame_of(const ps_kargs *a) {
     const uint64_t cols = longest_row(a), t = a->n_tokens;
     const bool q8 = a->src[0].fmt == PS_FMT_Q8;
     moe_frame f = {.used = a->src[1].cols};
-    assert(a->n_rows <= PS_MOE_MAX_EXPERTS && f.used <= PS_MOE_MAX_USED);
+    assert(a->n_rows <= PS_MAX_EXPERTS && f.used <= PS_MAX_EXPERTS_USED);
     f.gather_bytes = (PS_MOE_THREAD + PS_MOE_THREAD_COL * cols) / 64 * 64;
     f.hidden = (ps_xarg){.fmt = a->src[0].fmt, .cols = a->w[0].rows};
     f.hidden.row_bytes = ps_fmt_row_bytes(f.hidden.fmt, f.hidden.cols);
     /* The rest of what the scratch formula gives, less the padding of one line per part. */
-    const uint64_t room = PS_MOE_MAX_USED * 256 +
+    const uint64_t room = PS_MAX_EXPERTS_USED * 256 +
                           t * (2048 + (q8 ? PS_MOE_TOKEN_COL_Q8 : PS_MOE_TOKEN_COL_F32) * cols) +
                           (q8 ? PS_MOE_COL_Q8 : PS_MOE_COL_F32) * cols;
     const uint64_t fit = room / (f.used * f.hidden.row_bytes);

@@ -38,6 +38,7 @@ def hand_written():
          "   leading", "trailing   ", "\u00a0nbsp\u00a0\u00a0two", "a\u2003em\u2003space", "x\u200bzero\u200bwidth",
          "\u3000ideographic\u3000space", "line\u2028sep\u2029para", "vt\x0bff\x0cnel\x85end", "\ufeffBOM first",
          "mid\ufeffBOM", "a\x00b", "\x00", "\x00\x00\x00", "tab\tsep\tvalues", "bell\x07 esc\x1b[31mred\x1b[0m",
+         "\r", "\r\r", " \rx", "a \r b", "a  \r  b", "\r \n \r x", "a\n\r\rb", "!\r\rx", "!\r \rx", "\t\r\t\n\ty",
          "\x1c\x1d\x1e\x1f separators", "soft\u00adhyphen"]
     contractions = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"]
     for c in contractions:

@@ -183,7 +183,14 @@ static inline int tg_by_text(const void *a, const void *b) {
 
 /* The vocabulary of merges.txt under a pre-tokenizer, as write_vocab of make.py makes it. */
 static inline void tg_build_vocab(gguf_build *b, const char *pre) {
-    static const char *const special[3] = {"<|endoftext|>", "<b>", "</b>"};
+    static const char *const special[8] = {"Hello",
+                                           "\xC4\xA0world",
+                                           "fooBar",
+                                           "\xC4\xA0quick",
+                                           "\xC3\x83\xC5\x83\xC3\xA2\xC4\xA6\xC2\xA2",
+                                           "<|endoftext|>",
+                                           "<b>",
+                                           "</b>"};
     char *text = tg_read("merges.txt"), *at = text, *line;
     size_t n = 0, cap = 1 << 16, n_tokens = 0;
     char **merges = (char **)malloc(cap * sizeof *merges), **joined = (char **)malloc(cap * sizeof *joined);
@@ -200,7 +207,7 @@ static inline void tg_build_vocab(gguf_build *b, const char *pre) {
     qsort(joined, n, sizeof *joined, tg_by_text);
     for (size_t i = 0; i < n; i++) {
         bool again = i > 0 && strcmp(joined[i], joined[i - 1]) == 0;
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < 8; k++)
             again = again || strcmp(joined[i], special[k]) == 0;
         if (!again)
             tokens[n_tokens++] = joined[i];
@@ -208,7 +215,7 @@ static inline void tg_build_vocab(gguf_build *b, const char *pre) {
     gb_head(b, 3, 0, 7);
     gb_kv_str(b, "tokenizer.ggml.model", "gpt2");
     gb_kv_str(b, "tokenizer.ggml.pre", pre);
-    gb_kv_array(b, "tokenizer.ggml.tokens", 8, 256 + n_tokens + 3);
+    gb_kv_array(b, "tokenizer.ggml.tokens", 8, 256 + n_tokens + 8);
     for (unsigned byte = 0, next = 256; byte < 256; byte++) {
         bool own = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte != 0xAD);
         unsigned cp = own ? byte : next++;
@@ -221,10 +228,10 @@ static inline void tg_build_vocab(gguf_build *b, const char *pre) {
     }
     for (size_t i = 0; i < n_tokens; i++)
         gb_str(b, tokens[i]);
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 8; k++)
         gb_str(b, special[k]);
-    gb_kv_array(b, "tokenizer.ggml.token_type", 5, 256 + n_tokens + 3);
-    for (size_t i = 0; i < 256 + n_tokens; i++)
+    gb_kv_array(b, "tokenizer.ggml.token_type", 5, 256 + n_tokens + 8);
+    for (size_t i = 0; i < 256 + n_tokens + 5; i++)
         gb_u32(b, 1);
     gb_u32(b, 3);
     gb_u32(b, 4);
@@ -232,8 +239,8 @@ static inline void tg_build_vocab(gguf_build *b, const char *pre) {
     gb_kv_array(b, "tokenizer.ggml.merges", 8, n);
     for (size_t i = 0; i < n; i++)
         gb_str(b, merges[i]);
-    gb_kv_u32(b, "tokenizer.ggml.bos_token_id", (uint32_t)(256 + n_tokens));
-    gb_kv_u32(b, "tokenizer.ggml.eos_token_id", (uint32_t)(256 + n_tokens));
+    gb_kv_u32(b, "tokenizer.ggml.bos_token_id", (uint32_t)(256 + n_tokens + 5));
+    gb_kv_u32(b, "tokenizer.ggml.eos_token_id", (uint32_t)(256 + n_tokens + 5));
     for (size_t i = 0; i < n; i++)
         free(joined[i]);
     free(joined);

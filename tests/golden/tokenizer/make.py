@@ -204,7 +204,9 @@ def learn_merges(texts, n_long):
 def write_vocab(path, merges, pre):
     tokens = [byte_chars()[b] for b in range(256)]
     special = ["<|endoftext|>", "<b>", "</b>"]  # control, user-defined, user-defined
-    tokens += sorted({a + b for a, b in merges} - set(tokens) - set(special)) + special
+    # Words that no merge makes: only a model that looks whole words up first finds them.
+    whole = ["Hello", "\u0120world", "fooBar", "\u0120quick", "\u00c3\u0143\u00e2\u0126\u00a2"]
+    tokens += sorted({a + b for a, b in merges} - set(tokens) - set(special) - set(whole)) + whole + special
     types = [1] * (len(tokens) - 3) + [3, 4, 4]
     w = gguf.GGUFWriter(path, "llama")
     w.add_tokenizer_model("gpt2")

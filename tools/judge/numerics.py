@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""End-to-end numerics: our logits and llama.cpp's against a float32 reference, teacher-forced on mixed text.
+
+    PYTHON tools/judge/numerics.py MODEL.gguf --psrun build/release/psrun [--plan FILE] [--name smollm2 --write]
+
+needs PyPI's numpy, gguf and llama-cpp-python. The reference is the same file dequantised by `gguf` to F32, run by
+llama.cpp with f32 KV and without flash attention; it is kept in --cache (default: $PS_MODELS, else
+~/.cache/pinstripe) beside the model. The tokens are those of tests/golden/numerics/text/*, in windows of 512 that
+start from an empty context (and with bos, where the model wants it). Logits are compared a window at a time, so
+memory stays near four windows of logits.
+
+Prints one JSON object. For llama.cpp (the file as it is, f16 KV) and for us:
+  disagree       positions, of those where the reference's best two logits are 0.05 or more apart, whose best differs
+  kl_mean        mean Kullback-Leibler divergence of the distribution from the reference's, in nats
+and `pass`: our disagree rate at most llama.cpp's + 2 in 10,000, our kl_mean at most 1.1 times its + 1e-5. Exit 1 if not.
+
+--write stores tests/golden/numerics/NAME.json (these numbers) and NAME.top: 4 windows of 128 tokens with the
+reference's best two logits' gap, its 8 best tokens and their log-probabilities at each position, which
+tests/plain/test_numerics.c holds our runtime against without any of this.
+"""
+import argparse
+import ctypes
+import glob
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+GOLDEN = os.path.join(ROOT, "tests", "golden", "numerics")
+WINDOW = 512
+SMALL, N_SMALL, TOP = 128, 4, 8
+GAP = 0.05
+
+
+def dequantise(path, cache):
+    """The F32 twin of a GGUF file; made once."""
+    import gguf
+
+    out = os.path.join(cache, os.path.basename(path).removesuffix(".gguf") + ".f32.gguf")
+    if os.path.exists(out):
+        return out
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(out + ".part", reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if field.name == "general.architecture" or field.name.startswith("GGUF."):
+            continue
+        value = 0 if field.name == "general.file_type" else field.contents()
+        sub = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, value, field.types[0], sub_type=sub)
+    for t in reader.tensors:
+        data = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
+        writer.add_tensor(t.name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    os.rename(out + ".part", out)
+    return out
+
+
+class Llama:
+    """One llama.cpp context that evaluates windows."""
+
+    def __init__(self, path, threads, f32):
+        import llama_cpp.llama_cpp as L
+
+        self.L = L
+        m = L.llama_model_default_params()
+        # Weights as they are in the file: the AMX path of a build by GCC 12 loads a tile configuration that was never
+        # stored (the compiler drops the stores before _tile_loadconfig) and crashes or computes nonsense.
+        m.use_extra_bufts = False
+        self.model = L.llama_model_load_from_file(path.encode(), m)
+        assert self.model, path
+        self.vocab = L.llama_model_get_vocab(self.model)
+        self.n_vocab = L.llama_vocab_n_tokens(self.vocab)
+        p = L.llama_context_default_params()
+        p.n_ctx = p.n_batch = p.n_ubatch = WINDOW
+        p.n_threads = p.n_threads_batch = threads
+        if f32:
+            p.type_k = p.type_v = 0  # GGML_TYPE_F32
+            p.flash_attn_type = 0
+        self.ctx = L.llama_init_from_model(self.model, p)
+        assert self.ctx
+        self.batch = L.llama_batch_init(WINDOW, 0, 1)
+
+    def tokens(self, text):
+        buf = (ctypes.c_int32 * (len(text) + 8))()
+        n = self.L.llama_tokenize(self.vocab, text, len(text), buf, len(buf), False, False)
+        assert n >= 0
+        return list(buf[:n])
+
+    def bos(self):
+        return [self.L.llama_vocab_bos(self.vocab)] if self.L.llama_vocab_get_add_bos(self.vocab) else []
+
+    def logits(self, ids):
+        L, b = self.L, self.batch
+        L.llama_memory_clear(L.llama_get_memory(self.ctx), True)
+        b.n_tokens = len(ids)
+        for i, t in enumerate(ids):
+            b.token[i], b.pos[i], b.n_seq_id[i], b.logits[i] = t, i, 1, 1
+            b.seq_id[i][0] = 0
+        assert L.llama_decode(self.ctx, b) == 0
+        flat = np.ctypeslib.as_array(L.llama_get_logits(self.ctx), shape=(len(ids), self.n_vocab))
+        return flat.copy()
+
+
+def windows(judge, size):
+    """[name, ids] of every full window of every text."""
+    out = []
+    for path in sorted(glob.glob(os.path.join(GOLDEN, "text", "*.txt"))):
+        ids = judge.tokens(open(path, "rb").read())
+        step = size - len(judge.bos())
+        for at in range(0, len(ids) - step + 1, step):
+            out.append((os.path.basename(path), judge.bos() + ids[at:at + step]))
+    return out
+
+
+def log_softmax(x):
+    x = x.astype(np.float64)
+    x -= x.max(axis=1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+
+
+class Score:
+    def __init__(self):
+        self.disagree, self.kl_sum, self.n, self.worst = 0, 0.0, 0, 0.0
+
+    def add(self, ref, got):
+        for lo in range(0, len(ref), 64):  # float64 of a whole window of a large vocabulary is a gigabyte
+            r, g = ref[lo:lo + 64], got[lo:lo + 64]
+            top = np.partition(r, -2, axis=1)[:, -2:]
+            clear = top[:, 1] - top[:, 0] >= GAP
+            self.disagree += int(np.sum(clear & (r.argmax(axis=1) != g.argmax(axis=1))))
+            p, q = log_softmax(r), log_softmax(g)
+            kl = (np.exp(p) * (p - q)).sum(axis=1)
+            self.kl_sum += float(kl.sum())
+            self.worst = max(self.worst, float(kl.max()))
+            self.n += len(r)
+
+    def report(self, n_clear):
+        return {"disagree": self.disagree, "disagree_per_10000": round(self.disagree * 1e4 / n_clear, 3),
+                "kl_mean": self.kl_sum / self.n, "kl_max": self.worst}
+
+
+class Psrun:
+    """Our logits, window by window, from a running psrun."""
+
+    def __init__(self, args, ids, n_vocab):
+        self.n_vocab = n_vocab
+        self.file = tempfile.NamedTemporaryFile(suffix=".i32")
+        np.array(ids, dtype=np.int32).tofile(self.file.name)
+        command = [args.psrun, "--quiet", "--teacher-force", self.file.name, "--window", str(WINDOW), "--logits-out", "-"]
+        command += ["--plan", args.plan] if args.plan else []
+        command += ["--threads", str(args.threads)] if args.psrun_threads else []
+        self.proc = subprocess.Popen(command + [args.model], stdout=subprocess.PIPE)
+
+    def logits(self, n):
+        want = n * self.n_vocab * 4
+        data = self.proc.stdout.read(want)
+        if len(data) != want:
+            sys.exit(f"numerics: psrun ended early (exit {self.proc.wait()})")
+        return np.frombuffer(data, dtype=np.float32).reshape(n, self.n_vocab)
+
+    def end(self):
+        assert self.proc.stdout.read(1) == b"", "psrun wrote more logits than asked for"
+        if self.proc.wait() != 0:
+            sys.exit(f"numerics: psrun failed with {self.proc.returncode}")
+
+
+def write_top(name, ref, peer, model_sha):
+    """The small regression: windows of SMALL tokens from different texts."""
+    all_small = windows(ref, SMALL)
+    texts = sorted({t for t, _ in all_small})
+    chosen = [next(w for t, w in all_small[k:] if t == texts[k % len(texts)]) for k in range(N_SMALL)]
+    score, n_clear = Score(), 0
+    with open(os.path.join(GOLDEN, f"{name}.top"), "w") as f:
+        f.write(f"# Written by tools/judge/numerics.py: token, gap of the reference's best two logits, its {TOP} best tokens "
+                f"and their log-probabilities; \"window\" starts from an empty context.\nsha256 {model_sha}\n")
+        for ids in chosen:
+            r, g = ref.logits(ids), peer.logits(ids)
+            score.add(r, g)
+            lp = log_softmax(r)
+            f.write("window\n")
+            for i, token in enumerate(ids):
+                best = np.argsort(-r[i], kind="stable")[:TOP]
+                gap = float(r[i][best[0]] - r[i][best[1]])
+                n_clear += gap >= GAP
+                f.write(f"{token} {gap:.4f} " + " ".join(f"{b}:{lp[i][b]:.5f}" for b in best) + "\n")
+        f.write(f"# llama.cpp on these positions: {score.report(n_clear)}\n")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("model")
+    p.add_argument("--psrun", help="our program; without it only llama.cpp is compared")
+    p.add_argument("--plan")
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--psrun-threads", action="store_true", help="pass --threads to psrun, too")
+    p.add_argument("--cache", default=os.environ.get("PS_MODELS", os.path.expanduser("~/.cache/pinstripe")))
+    p.add_argument("--windows", type=int, help="only the first N")
+    p.add_argument("--name")
+    p.add_argument("--write", action="store_true")
+    args = p.parse_args()
+    import llama_cpp
+    import llama_cpp.llama_cpp as L
+
+    quiet = L.llama_log_callback(lambda *a: None)  # kept: the library calls it until the end
+    L.llama_log_set(quiet, None)
+    L.llama_backend_init()
+    sha = hashlib.sha256(open(args.model, "rb").read()).hexdigest()
+    ref = Llama(dequantise(args.model, args.cache), args.threads, True)
+    peer = Llama(args.model, args.threads, False)
+    todo = windows(ref, WINDOW)[:args.windows]
+    ours = Psrun(args, [t for _, ids in todo for t in ids], ref.n_vocab) if args.psrun else None
+    theirs, us, n_clear, per_text = Score(), Score(), 0, {}
+    for k, (text, ids) in enumerate(todo):
+        r = ref.logits(ids)
+        top = np.partition(r, -2, axis=1)[:, -2:]
+        n_clear += int(np.sum(top[:, 1] - top[:, 0] >= GAP))
+        theirs.add(r, peer.logits(ids))
+        if ours:
+            us.add(r, ours.logits(len(ids)))
+        per_text[text] = per_text.get(text, 0) + len(ids)
+        if sys.stderr.isatty():
+            print(f"\r{k + 1}/{len(todo)} windows", end="", file=sys.stderr)
+    if ours:
+        ours.end()
+    result = {"model": os.path.basename(args.model), "sha256": sha, "llama_cpp_python": llama_cpp.__version__,
+              "window": WINDOW, "positions": theirs.n, "positions_of_text": per_text, "clear_positions": n_clear,
+              "llama_cpp": theirs.report(n_clear)}
+    if ours:
+        result["ours"] = us.report(n_clear)
+        result["pass"] = bool(us.disagree <= theirs.disagree + 2e-4 * n_clear
+                              and us.kl_sum / us.n <= 1.1 * theirs.kl_sum / theirs.n + 1e-5)
+    text = json.dumps(result, indent=1)
+    print(text)
+    if args.write:
+        with open(os.path.join(GOLDEN, f"{args.name}.json"), "w") as f:
+            f.write(text + "\n")
+        write_top(args.name, ref, peer, sha)
+    return 0 if result.get("pass", True) else 1
+
+
+sys.exit(main())

@@ -112,7 +112,12 @@ void ps_memory_kv(const ps_model *m, uint64_t bucket_tokens, uint64_t tile_token
     *out_end = at;
 }
 
-uint64_t ps_memory_program_bytes(const ps_model *m, uint32_t n_threads) {
-    return PS_HOST_BASE_BYTES + (uint64_t)m->n_vocab * PS_HOST_BYTES_PER_VOCAB +
+uint64_t ps_memory_program_bytes(const ps_model *m, uint32_t n_threads, uint32_t n_seqs) {
+    uint64_t header = 0;
+    for (uint32_t i = 0; i < m->gguf->n_files; i++)
+        header += m->gguf->files[i].size;
+    header = header > m->gguf->data_bytes ? header - m->gguf->data_bytes : 0;
+    return PS_HOST_BASE_BYTES + header +
+           (uint64_t)m->n_vocab * (PS_HOST_BYTES_PER_VOCAB + (uint64_t)n_seqs * PS_HOST_BYTES_PER_VOCAB_SEQ) +
            (uint64_t)n_threads * PS_HOST_BYTES_PER_THREAD;
 }

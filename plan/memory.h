@@ -10,12 +10,14 @@
 extern "C" {
 #endif
 
-/* What psrun holds besides weights and arena, measured (docs/psplan.md): the program with its libraries, the mapped
- * header and tokenizer tables, and the stacks and buffers of a thread. */
+/* What psrun holds besides weights and arena, measured (docs/psplan.md): the program with its libraries, tokenizer tables per
+ * token of the vocabulary, a sampler's per token and sequence, and a thread's stack and buffers. The file's header,
+ * mapped like the weights, comes on top. */
 enum {
-    PS_HOST_BASE_BYTES = 10 << 20,
-    PS_HOST_BYTES_PER_VOCAB = 128,
-    PS_HOST_BYTES_PER_THREAD = 128 << 10,
+    PS_HOST_BASE_BYTES = 12 << 20,
+    PS_HOST_BYTES_PER_VOCAB = 32,
+    PS_HOST_BYTES_PER_VOCAB_SEQ = 8,
+    PS_HOST_BYTES_PER_THREAD = 256 << 10,
 };
 
 /* Offsets of a tier's buffers from `base` on: buffers whose contents are never needed at the same time share
@@ -36,7 +38,7 @@ void ps_memory_kv(const ps_model *model, uint64_t bucket_tokens, uint64_t tile_t
                   ps_kv_home *kv, uint64_t *out_end);
 
 /* What psrun itself needs, see above. */
-uint64_t ps_memory_program_bytes(const ps_model *model, uint32_t n_threads);
+uint64_t ps_memory_program_bytes(const ps_model *model, uint32_t n_threads, uint32_t n_seqs);
 
 #ifdef __cplusplus
 }

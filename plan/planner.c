@@ -243,7 +243,7 @@ static ps_status build_level(building *b, const ps_level_request *lr, bool with_
     }
     level->host_arena_bytes = arena_end;
     if (!ps_add_u64(arena_end, m->weight_bytes, &level->peak_host_bytes) ||
-        !ps_add_u64(level->peak_host_bytes, ps_memory_program_bytes(m, lr->n_threads),
+        !ps_add_u64(level->peak_host_bytes, ps_memory_program_bytes(m, lr->n_threads, lr->n_seqs),
                     &level->peak_host_bytes))
         level->peak_host_bytes = UINT64_MAX;
     *out_kv_end = kv_end;

@@ -22,7 +22,7 @@ static double rate(const ps_tier *t, double step_s) {
 
 static void memory_map(const psplan_view *v, const ps_level *l, ps_text *t) {
     char b[6][32];
-    uint64_t kv = kv_bytes(v->plan, l), program = ps_memory_program_bytes(v->model, l->n_threads);
+    uint64_t kv = kv_bytes(v->plan, l), program = ps_memory_program_bytes(v->model, l->n_threads, l->n_seqs);
     psplan_bytes((double)v->model->weight_bytes, b[0]);
     psplan_bytes((double)kv, b[1]);
     psplan_bytes((double)(l->host_arena_bytes - kv), b[2]);
@@ -80,7 +80,7 @@ static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
     ps_json_u64(j, "weight_bytes", v->model->weight_bytes);
     ps_json_u64(j, "kv_bytes", kv);
     ps_json_u64(j, "activation_bytes", l->host_arena_bytes - kv);
-    ps_json_u64(j, "program_bytes", ps_memory_program_bytes(v->model, l->n_threads));
+    ps_json_u64(j, "program_bytes", ps_memory_program_bytes(v->model, l->n_threads, l->n_seqs));
     ps_json_u64(j, "host_arena_bytes", l->host_arena_bytes);
     ps_json_u64(j, "vram_arena_bytes", l->vram_arena_bytes);
     ps_json_u64(j, "peak_host_bytes", l->peak_host_bytes);

@@ -302,7 +302,7 @@ Test(planner, memory_adds_up) {
         kv_end = l->kv[i].offset + 3 * l->kv[i].bytes;
     }
     cr_assert_eq(l->peak_host_bytes,
-                 l->host_arena_bytes + o.model->weight_bytes + ps_memory_program_bytes(o.model, 4));
+                 l->host_arena_bytes + o.model->weight_bytes + ps_memory_program_bytes(o.model, 4, 3));
     uint64_t end = 0;
     for (uint32_t t = 0; t < l->n_tiers; t++) {
         const ps_program *p = &plan->programs[l->tiers[t].program];

@@ -25,7 +25,7 @@ void ps_grid_add(ps_grid *g, ps_task task) {
     g->tasks[g->n++] = task;
 }
 
-void ps_grid_point(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p) {
+void ps_grid_point(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p, bool essential) {
     double bytes, flops;
     p.kernel = k->id;
     ps_point_work(k, &p, &bytes, &flops);
@@ -33,6 +33,7 @@ void ps_grid_point(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p) {
         return;
     ps_grid_add(g, (ps_task){.measure = PS_MEASURE_KERNEL,
                              .point = p,
+                             .essential = essential,
                              .cost_s = 1e-6 + bytes / 8e9 + flops / (30e9 * p.n_threads)});
 }
 
@@ -145,7 +146,7 @@ static uint32_t kv_lens(uint32_t n_tokens, bool quick, uint64_t *out) {
 }
 
 static void add_shape(ps_grid *g, const ps_kernel_spec *k, const shape *s, uint32_t tokens, uint32_t threads,
-                      ps_beside beside) {
+                      ps_beside beside, bool essential) {
     ps_profile_point p = {.rows = s->rows,
                           .cols = s->cols,
                           .heads_kv = s->heads_kv,
@@ -154,14 +155,14 @@ static void add_shape(ps_grid *g, const ps_kernel_spec *k, const shape *s, uint3
                           .n_threads = threads,
                           .beside = beside};
     if (k->op != PS_OP_ATTENTION) {
-        ps_grid_point(g, k, p);
+        ps_grid_point(g, k, p, essential);
         return;
     }
     uint64_t kv[3];
     const uint32_t n = kv_lens(tokens, g->config->quick, kv);
     for (uint32_t i = 0; i < n; i++) {
         p.kv_len = kv[i];
-        ps_grid_point(g, k, p);
+        ps_grid_point(g, k, p, essential);
     }
 }
 
@@ -176,16 +177,16 @@ static void add_kernel(ps_grid *g, const ps_kernel_spec *k) {
         const uint32_t n = c->quick ? op_shapes[o].n_quick : op_shapes[o].n;
         for (uint32_t t = 0; t < n_tokens; t++) {
             for (uint32_t s = 0; s < n; s++)
-                add_shape(g, k, &op_shapes[o].shapes[s], tokens[t], c->n_threads, PS_BESIDE_IDLE);
+                add_shape(g, k, &op_shapes[o].shapes[s], tokens[t], c->n_threads, PS_BESIDE_IDLE, s == 0);
             /* Thread scaling and contention on the first shape, at the kernel's fewest and most tokens. */
             if (t != 0 && (t + 1 != n_tokens || c->quick))
                 continue;
             for (uint32_t h = 0; h + 1 < n_threads; h++)
-                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], threads[h], PS_BESIDE_IDLE);
+                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], threads[h], PS_BESIDE_IDLE, false);
             if (c->n_threads > 1 && k->op == PS_OP_MATMUL) {
                 const uint32_t half = ps_grid_beside_threads(c->n_threads);
-                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], half, PS_BESIDE_IDLE);
-                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], half, PS_BESIDE_MEMORY);
+                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], half, PS_BESIDE_IDLE, false);
+                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], half, PS_BESIDE_MEMORY, false);
             }
         }
     }
@@ -216,6 +217,8 @@ void ps_grid_dedupe(ps_grid *g) {
     for (uint32_t i = 0; i < g->n; i++)
         if (n == 0 || by_task(&g->tasks[n - 1], &g->tasks[i]) != 0)
             g->tasks[n++] = g->tasks[i];
+        else
+            g->tasks[n - 1].essential |= g->tasks[i].essential;
     g->n = n;
 }
 

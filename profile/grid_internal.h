@@ -15,7 +15,7 @@ typedef struct ps_grid {
 
 void ps_grid_add(ps_grid *g, ps_task task);
 /* Adds a point of kernel k unless it is too much work for what it tells. */
-void ps_grid_point(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p);
+void ps_grid_point(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p, bool essential);
 /* 1, 2, 4, ... below `most`, and `most`; few: 1, about half and `most`. out holds PS_GRID_THREADS. */
 uint32_t ps_grid_threads(uint32_t most, bool few, uint32_t *out);
 /* Threads of a kernel that runs beside memory streams on the remaining ones: a power of two up to half. */

@@ -47,20 +47,22 @@ static bool is_output(ps_value v) {
 }
 
 static void add_at(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p, uint64_t n_ctx) {
+    /* Single tokens and long prompts on all threads: what most steps are. */
+    const bool essential = p.n_threads == g->config->n_threads && (p.n_tokens == 1 || p.n_tokens == 512);
     if (k->op != PS_OP_ATTENTION) {
-        ps_grid_point(g, k, p);
+        ps_grid_point(g, k, p, essential);
         return;
     }
     /* Time is linear in KV length: the ends of what is likely, more for single tokens, where it matters most. */
     static const uint64_t lens[] = {256, 1024, 4096, 16384};
     p.kv_len = p.n_tokens < 32 ? 32 : p.n_tokens;
-    ps_grid_point(g, k, p);
+    ps_grid_point(g, k, p, essential);
     const uint64_t least = p.kv_len;
     for (uint32_t i = 0; i < sizeof lens / sizeof lens[0]; i++) {
         if (lens[i] <= least || lens[i] > n_ctx || (p.n_tokens > 1 && i % 2 == 0))
             continue;
         p.kv_len = lens[i];
-        ps_grid_point(g, k, p);
+        ps_grid_point(g, k, p, essential);
     }
 }
 

@@ -31,6 +31,7 @@ typedef struct ps_task {
     ps_measure measure;
     ps_profile_point point; /* KERNEL: all but the results; others: n_threads */
     double cost_s;          /* a guess of one call, to order and to budget */
+    bool essential;         /* done before the others: without it a kernel would have no curve at all */
 } ps_task;
 
 typedef struct ps_rig_sample {

@@ -19,7 +19,7 @@ enum { MIN_SAMPLES = 5, WARM_CALLS = 1 };
 /* A task in the order it is done. */
 typedef struct item {
     const ps_task *task;
-    int cost_class;  /* half decades of the guessed cost */
+    int cost_class;  /* decade of the guessed cost; one class for all essential ones */
     uint32_t kernel; /* index into the catalogue */
     ps_dtype wtype;
     bool done;
@@ -46,6 +46,8 @@ static int by_order(const void *a, const void *b) {
     const item *x = a, *y = b;
     if (x->task->measure != y->task->measure) /* ceilings and barriers first */
         return x->task->measure > y->task->measure ? -1 : 1;
+    if (x->task->essential != y->task->essential)
+        return x->task->essential ? -1 : 1;
     if (x->cost_class != y->cost_class)
         return x->cost_class < y->cost_class ? -1 : 1;
     if (x->wtype != y->wtype)
@@ -113,7 +115,7 @@ static ps_status start(sweep *s, ps_error *err) {
     for (uint32_t i = 0; i < c->n_tasks; i++) {
         item *it = &s->items[i];
         it->task = &c->tasks[i];
-        it->cost_class = (int)floor(2 * log10(fmax(c->tasks[i].cost_s, 1e-9)));
+        it->cost_class = it->task->essential ? 0 : (int)floor(log10(fmax(it->task->cost_s, 1e-9)));
         it->wtype = PS_DTYPE_NONE;
         if (c->tasks[i].measure == PS_MEASURE_KERNEL) {
             it->kernel = kernel_index(c, c->tasks[i].point.kernel);

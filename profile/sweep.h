@@ -37,7 +37,8 @@ typedef struct ps_sweep_result {
 } ps_sweep_result;
 
 /* All in config is borrowed for the call. The result is freed with ps_sweep_free, also after an error or a stop,
- * when it holds what was measured until then. Tasks are done cheapest first, those of a weight type together; each
+ * when it holds what was measured until then. Essential tasks are done first, then
+ * the others, cheapest first, those of a weight type together; each
  * gets an equal share of what time is left. Tasks there is no time for are left out and counted in the profile's note.
  * Errors: PS_E_NOMEM, those of the rig and of save. One thread. */
 ps_status ps_sweep_run(const ps_sweep_config *config, ps_sweep_result *out, ps_error *err);

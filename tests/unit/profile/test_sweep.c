@@ -217,6 +217,22 @@ Test(sweep, too_little_time_leaves_points_out_and_says_so) {
     teardown(f);
 }
 
+/* However short the time, no kernel goes without a curve before others get all their points. */
+Test(sweep, every_kernel_comes_before_any_is_complete) {
+    fixture *f = setup(false, 8, 0.02, 0.05, 8);
+    ps_sweep_result r;
+    cr_assert_eq(ps_sweep_run(&f->sweep, &r, &f->err), PS_OK);
+    cr_expect_gt(r.n_left_out, f->n_tasks / 8, "%u of %u", r.n_left_out, f->n_tasks);
+    for (uint32_t k = 0; k < f->n_kernels; k++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < r.profile->n_points; i++)
+            n += r.profile->points[i].kernel == f->kernels[k].id;
+        cr_expect_geq(n, 2, "%s has %u points", f->kernels[k].name, n);
+    }
+    ps_sweep_free(&r);
+    teardown(f);
+}
+
 Test(sweep, same_seed_same_profile) {
     char *text[2];
     uint64_t size[2];

@@ -623,8 +623,8 @@ static bool fill_fits(const ps_kernel_spec *k, fill how) {
     switch (k->op) {
     case PS_OP_EMBED:
         return how == RANDOM;
-    case PS_OP_ATTENTION: /* huge scores are in, sums of tiny queries are as good as equal ones */
-        return how != HUGE_VALUES;
+    case PS_OP_ATTENTION: /* scores that are equal, moderate and in the hundreds; queries of tiny values are equal */
+        return how == RANDOM || how == EQUAL || how == OUTLIERS;
     case PS_OP_MOE_DISPATCH: /* gate times up, both as large as the input: the same */
         return how == RANDOM || how == OUTLIERS;
     case PS_OP_GLU: /* products of huge values would overflow */

@@ -127,7 +127,7 @@ static ps_status attach(loader *l, ps_yaml_node *node, yaml_mark_t mark) {
 static ps_status open_container(loader *l, ps_yaml_kind kind, yaml_mark_t mark) {
     if (l->depth == PS_YAML_MAX_DEPTH)
         return fail_mark(l, mark, "nested too deeply");
-    ps_yaml_node *node;
+    ps_yaml_node *node = NULL;
     ps_status status = new_node(l, kind, mark, NULL, 0, &node);
     if (status == PS_OK)
         status = attach(l, node, mark);
@@ -137,7 +137,7 @@ static ps_status open_container(loader *l, ps_yaml_kind kind, yaml_mark_t mark) 
 }
 
 static ps_status on_scalar(loader *l, const yaml_event_t *e) {
-    ps_yaml_node *node;
+    ps_yaml_node *node = NULL;
     ps_status status = new_node(l, PS_YAML_SCALAR, e->start_mark, (const char *)e->data.scalar.value,
                                 e->data.scalar.length, &node);
     if (status != PS_OK)

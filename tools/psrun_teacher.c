@@ -31,6 +31,8 @@ ps_status psrun_teacher(const psrun *r, ps_error *err) {
                *out_path = psrun_option(r, "logits-out")->text;
     const ps_engine_info *info = ps_engine_get_info(r->engine);
     uint64_t window = psrun_option(r, "window")->u64;
+    if (!psrun_option(r, "window")->set && window > info->context)
+        window = info->context;
     if (out_path == NULL)
         return ps_error_set(err, PS_E_USAGE, "--teacher-force", "needs --logits-out");
     if (window > info->context)

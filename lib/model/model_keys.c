@@ -258,7 +258,7 @@ static ps_status check_pattern(ps_build *b) {
         return PS_OK;
     hkey_name(b, PS_HKEY_SLIDING_PATTERN, key);
     if (kv->type != PS_GGUF_ARRAY) {
-        uint32_t period;
+        uint32_t period = 0;
         ps_status st = elem_u32(b, kv, key, 0, &period);
         if (st != PS_OK)
             return st;

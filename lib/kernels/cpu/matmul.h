@@ -61,7 +61,7 @@ enum { PS_MM_Q8_MAX_TOKENS = 8, PS_MM_FEW_MAX_TOKENS = 8, PS_MM_MAX_TOKENS = 1 <
         .base = 15 * 2 * 64 + 64, .per_token = 2 * 64, .per_token_col = 4, .per_col = 15 * 4,                \
         .per_thread = PS_MM_THREAD_SCRATCH                                                                   \
     }
-enum { PS_MM_THREAD_SCRATCH = 160 * 1024 };
+enum { PS_MM_THREAD_SCRATCH = 184 * 1024 };
 
 /* Variants of each family, ascending level; the same for all weight types. Levels that this build
  * does not have (other processors) are left out. */

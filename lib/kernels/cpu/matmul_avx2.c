@@ -271,9 +271,7 @@ MM_INLINE void dot_float(const ps_dtype type, const uint8_t *w, uint64_t row_byt
         fetch(w, nr * row_bytes, ahead);
     for (; nt >= 3; nt -= 3, x += 3 * x_bytes, out += 3 * MM_NR)
         float_rows(type, 3, w, row_bytes, cols, nr, x, x_bytes, out);
-    if (nt == 2)
-        float_rows(type, 2, w, row_bytes, cols, nr, x, x_bytes, out);
-    else if (nt == 1)
+    for (; nt > 0; nt--, x += x_bytes, out += MM_NR)
         float_rows(type, 1, w, row_bytes, cols, nr, x, x_bytes, out);
 }
 

@@ -2,9 +2,9 @@
 #if defined(__x86_64__)
 #include "kernels/cpu/matmul_unpack512.h"
 
-/* Tiles of at most 4 rows by 4 tokens for integer products and 4 by 6 for floats: every product has its
+/* Tiles of at most 4 rows by 4 tokens for integer products and 4 by 4 for floats: every product has its
  * own accumulator register. */
-enum { Q8_NT = 4, FLOAT_NT = 6 };
+enum { Q8_NT = 4, FLOAT_NT = 4 };
 
 /* Ask for n bytes of each row, `ahead` bytes further on. */
 MM_INLINE void fetch(const int NR, const uint8_t *w, uint64_t row_bytes, uint64_t n, uint64_t ahead) {
@@ -26,12 +26,19 @@ MM_INLINE float fold(__m512 v) {
     return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
 }
 
-/* One pair of groups for NR rows and NT tokens: acc += float(u . q) * factors. */
-MM_INLINE void q8_step(const ps_dtype type, const int NR, const int NT, const uint8_t *b, uint64_t row_bytes,
-                       uint32_t pair, const bool both, const __m512i *q, __m512i lanes, __m512 p[4][4],
-                       __m512 acc[4][4]) {
-    __m512i start[4];
-    for (int t = 0; t < NT; t++) {
+/* 64 activations at x as far as they belong to the n groups that are left. */
+MM_INLINE __m512i load_q(const uint8_t *x, uint32_t n) {
+    return _mm512_maskz_loadu_epi8(n >= 2 ? ~0ull : n == 1 ? 0xffffffffull : 0, x);
+}
+
+/* Two groups for NR rows and NT tokens: acc += float(u . q) * factors; n groups are left. */
+MM_INLINE void q8_pair(const ps_dtype type, const int NR, const int NT, const uint8_t *b, uint64_t row_bytes,
+                       uint32_t pair, uint32_t n, const uint8_t *x, uint64_t x_bytes, __m512i lanes,
+                       __m512 p[4][4], __m512 acc[4][4]) {
+    __m512i start[4], q[4];
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; t++, x += x_bytes) {
+        q[t] = mm_is_super(type) ? _mm512_loadu_si512(x) : load_q(x, n);
         start[t] = _mm512_setzero_si512();
         /* Q6_K has two scales to a group of 32, so its offset is taken off the integers. */
         if (type == PS_DTYPE_Q6_K)
@@ -39,7 +46,7 @@ MM_INLINE void q8_step(const ps_dtype type, const int NR, const int NT, const ui
     }
 #pragma GCC unroll 4
     for (int r = 0; r < NR; r++) {
-        __m512i u = mm512_unpack(type, b + (uint64_t)r * row_bytes, pair, both);
+        __m512i u = mm512_unpack(type, b + (uint64_t)r * row_bytes, pair, mm512_block_at(type, 1, n));
 #pragma GCC unroll 4
         for (int t = 0; t < NT; t++) {
             __m512 f = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start[t], u, q[t]));
@@ -48,17 +55,14 @@ MM_INLINE void q8_step(const ps_dtype type, const int NR, const int NT, const ui
     }
 }
 
-/* The same for four blocks, of which n exist. q_lo, q_hi: activations of the first and second halves. */
+/* The same for four blocks of nibbles. */
 MM_INLINE void q8_quad(const ps_dtype type, const int NR, const int NT, const uint8_t *b, uint64_t row_bytes,
-                       const uint32_t n, const uint8_t *x, uint64_t x_bytes, __m512i lanes, __m512 p[4][4],
+                       uint32_t n, const uint8_t *x, uint64_t x_bytes, __m512i lanes, __m512 p[4][4],
                        __m512 acc[4][4]) {
     __m512i q_lo[4], q_hi[4];
 #pragma GCC unroll 4
     for (int t = 0; t < NT; t++, x += x_bytes) {
-        __m512i q0 = n >= 2 ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi8(0xffffffffu, x);
-        __m512i q1 = n == 4   ? _mm512_loadu_si512(x + 64)
-                     : n == 3 ? _mm512_maskz_loadu_epi8(0xffffffffu, x + 64)
-                              : _mm512_setzero_si512();
+        __m512i q0 = load_q(x, n), q1 = load_q(x + 64, n >= 2 ? n - 2 : 0);
         q_lo[t] = _mm512_shuffle_i32x4(q0, q1, 0x88);
         q_hi[t] = _mm512_shuffle_i32x4(q0, q1, 0xdd);
     }
@@ -68,12 +72,21 @@ MM_INLINE void q8_quad(const ps_dtype type, const int NR, const int NT, const ui
         mm512_unpack_quad(type, b + (uint64_t)r * row_bytes, n, &lo, &hi);
 #pragma GCC unroll 4
         for (int t = 0; t < NT; t++) {
-            __m512i s =
-                _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), lo, q_lo[t]), hi, q_hi[t]);
+            __m512i s = _mm512_dpbusd_epi32(_mm512_setzero_si512(), lo, q_lo[t]);
+            s = _mm512_dpbusd_epi32(s, hi, q_hi[t]);
             acc[r][t] =
                 _mm512_fmadd_ps(_mm512_cvtepi32_ps(s), _mm512_permutexvar_ps(lanes, p[r][t]), acc[r][t]);
         }
     }
+}
+
+MM_INLINE void q8_blocks(const ps_dtype type, const int NR, const int NT, const uint8_t *b,
+                         uint64_t row_bytes, uint32_t n, const uint8_t *x, uint64_t x_bytes, __m512i lanes,
+                         __m512 p[4][4], __m512 acc[4][4]) {
+    if (mm512_is_quad(type))
+        q8_quad(type, NR, NT, b, row_bytes, n, x, x_bytes, lanes, p, acc);
+    else
+        q8_pair(type, NR, NT, b, row_bytes, 0, n, x, x_bytes, lanes, p, acc);
 }
 
 MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const uint8_t *w, uint64_t row_bytes,
@@ -83,7 +96,6 @@ MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const ui
     const uint64_t d_at = ps_q8_d_offset(cols), s_at = ps_q8_s_offset(cols);
     uint64_t n_groups = cols / PS_Q8_GROUP;
     __m512 acc[4][4], p[4][4];
-    __m512i q[4];
 #pragma GCC unroll 4
     for (int r = 0; r < NR; r++)
 #pragma GCC unroll 4
@@ -120,43 +132,24 @@ MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const ui
         }
         __m512i lanes = mm512_factor_lanes(type);
         const __m512i next = _mm512_set1_epi32(type == PS_DTYPE_Q6_K || mm512_is_quad(type) ? 4 : 2);
+        const uint8_t *xq = x + g * 32;
         if (mm_is_super(type)) {
 #pragma GCC unroll 4
             for (uint32_t i = 0; i < 4; i++) {
-#pragma GCC unroll 4
-                for (int t = 0; t < NT; t++)
-                    q[t] = _mm512_loadu_si512(x + (uint64_t)t * x_bytes + g * 32 + i * 64);
-                q8_step(type, NR, NT, w, row_bytes, i, true, q, lanes, p, acc);
+                q8_pair(type, NR, NT, w, row_bytes, i, 8 - 2 * i, xq + i * 64, x_bytes, lanes, p, acc);
                 lanes = _mm512_add_epi32(lanes, next);
             }
-        } else if (mm512_is_quad(type)) {
-            const uint8_t *b = w, *xq = x + g * 32;
-            const uint32_t step = 4 * mm_block_bytes(type);
-            for (uint32_t i = 0; i < n / 4; i++, b += step, xq += 128) {
-                q8_quad(type, NR, NT, b, row_bytes, 4, xq, x_bytes, lanes, p, acc);
-                lanes = _mm512_add_epi32(lanes, next);
-            }
-            if (n % 4 == 2)
-                q8_quad(type, NR, NT, b, row_bytes, 2, xq, x_bytes, lanes, p, acc);
-            else if (n % 4 == 1)
-                q8_quad(type, NR, NT, b, row_bytes, 1, xq, x_bytes, lanes, p, acc);
-            else if (n % 4 == 3)
-                q8_quad(type, NR, NT, b, row_bytes, 3, xq, x_bytes, lanes, p, acc);
         } else {
-            for (uint32_t i = 0; i < n / 2; i++) {
-#pragma GCC unroll 4
-                for (int t = 0; t < NT; t++)
-                    q[t] = _mm512_loadu_si512(x + (uint64_t)t * x_bytes + g * 32 + i * 64);
-                q8_step(type, NR, NT, w, row_bytes, i, true, q, lanes, p, acc);
+            const uint32_t at_once = mm512_is_quad(type) ? 4 : 2;
+            const uint8_t *b = w;
+            for (uint32_t i = 0; i + at_once <= n; i += at_once) {
+                q8_blocks(type, NR, NT, b, row_bytes, at_once, xq, x_bytes, lanes, p, acc);
                 lanes = _mm512_add_epi32(lanes, next);
+                b += at_once * mm_block_bytes(type);
+                xq += at_once * PS_Q8_GROUP;
             }
-            if (n & 1) {
-#pragma GCC unroll 4
-                for (int t = 0; t < NT; t++)
-                    q[t] =
-                        _mm512_maskz_loadu_epi8(0xffffffffu, x + (uint64_t)t * x_bytes + g * 32 + n / 2 * 64);
-                q8_step(type, NR, NT, w, row_bytes, n / 2, false, q, lanes, p, acc);
-            }
+            if (n % at_once)
+                q8_blocks(type, NR, NT, b, row_bytes, n % at_once, xq, x_bytes, lanes, p, acc);
         }
     }
 #pragma GCC unroll 4
@@ -166,30 +159,25 @@ MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const ui
             out[t * MM_NR + r] = fold(acc[r][t]);
 }
 
-MM_INLINE void q8_rows(const ps_dtype type, const int NT, const uint8_t *w, uint64_t row_bytes, uint64_t cols,
-                       uint32_t nr, uint64_t ahead, const uint8_t *x, uint64_t x_bytes, float *out) {
-    if (nr == 4 && NT <= 2) {
-        q8_tile(type, 4, NT, w, row_bytes, cols, ahead, x, x_bytes, out);
-        return;
-    }
-    uint32_t r = 0;
-    for (; r + 2 <= nr; r += 2)
-        q8_tile(type, 2, NT, w + r * row_bytes, row_bytes, cols, ahead, x, x_bytes, out + r);
-    if (r < nr)
-        q8_tile(type, 1, NT, w + r * row_bytes, row_bytes, cols, ahead, x, x_bytes, out + r);
+/* NR rows at a time, the rest one by one: few shapes, so that the file stays cheap to compile. */
+MM_INLINE void q8_rows(const ps_dtype type, const int NR, const int NT, const uint8_t *w, uint64_t row_bytes,
+                       uint64_t cols, uint32_t nr, uint64_t ahead, const uint8_t *x, uint64_t x_bytes,
+                       float *out) {
+    for (; nr >= (uint32_t)NR; nr -= (uint32_t)NR, w += (uint64_t)NR * row_bytes, out += NR)
+        q8_tile(type, NR, NT, w, row_bytes, cols, ahead, x, x_bytes, out);
+    for (; nr > 0; nr--, w += row_bytes, out++)
+        q8_tile(type, 1, NT, w, row_bytes, cols, ahead, x, x_bytes, out);
 }
 
 MM_INLINE void dot_q8(const ps_dtype type, const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,
                       uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {
     ahead = ahead < MM_AHEAD_BYTES ? ahead : MM_AHEAD_BYTES;
     for (; nt >= Q8_NT; nt -= Q8_NT, x += Q8_NT * x_bytes, out += Q8_NT * MM_NR, ahead = 0)
-        q8_rows(type, 4, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
-    if (nt == 3)
-        q8_rows(type, 3, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
-    else if (nt == 2)
-        q8_rows(type, 2, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
-    else if (nt == 1)
-        q8_rows(type, 1, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
+        q8_rows(type, 2, Q8_NT, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
+    for (; nt >= 2; nt -= 2, x += 2 * x_bytes, out += 2 * MM_NR, ahead = 0)
+        q8_rows(type, 4, 2, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
+    if (nt)
+        q8_rows(type, 4, 1, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
 }
 
 MM_INLINE void dequant(const ps_dtype type, const uint8_t *w, float *dst, uint64_t n) {
@@ -201,11 +189,10 @@ MM_INLINE void dequant(const ps_dtype type, const uint8_t *w, float *dst, uint64
         __m512 d, m;
         mm512_factors(type, w, ng, &d, &m);
         for (uint32_t i = 0; i < ng; i += 2) {
-            bool both = i + 1 < ng;
-            __m512i u = both ? mm512_unpack(type, w, i / 2, true) : mm512_unpack(type, w, i / 2, false);
+            const uint8_t *b = mm_is_super(type) ? w : w + i * mm_block_bytes(type);
             uint8_t bytes[64];
-            _mm512_storeu_si512(bytes, u);
-            for (uint32_t h = 0; h < (both ? 4u : 2u); h++, dst += 16) {
+            _mm512_storeu_si512(bytes, mm512_unpack(type, b, i / 2, mm512_block_at(type, 1, ng - i)));
+            for (uint32_t h = 0; h < (i + 1 < ng ? 4u : 2u); h++, dst += 16) {
                 __m512i lane = _mm512_set1_epi32((int)(type == PS_DTYPE_Q6_K ? i * 2 + h : i + h / 2));
                 __m512 f = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(mm_load128(bytes + h * 16)));
                 _mm512_storeu_ps(
@@ -242,7 +229,7 @@ MM_INLINE void float_tile(const ps_dtype type, const int NR, const int NT, const
     __m512 acc[4][FLOAT_NT], wv[4];
 #pragma GCC unroll 4
     for (int r = 0; r < NR; r++)
-#pragma GCC unroll 6
+#pragma GCC unroll 4
         for (int t = 0; t < NT; t++)
             acc[r][t] = _mm512_setzero_ps();
     for (uint64_t i = 0; i < cols; i += 16) {
@@ -252,7 +239,7 @@ MM_INLINE void float_tile(const ps_dtype type, const int NR, const int NT, const
 #pragma GCC unroll 4
         for (int r = 0; r < NR; r++)
             wv[r] = load_floats(type, w + (uint64_t)r * row_bytes + i * bytes, k);
-#pragma GCC unroll 6
+#pragma GCC unroll 4
         for (int t = 0; t < NT; t++) {
             __m512 xv = _mm512_maskz_loadu_ps(k, x + (uint64_t)t * x_bytes + i * 4);
 #pragma GCC unroll 4
@@ -260,7 +247,7 @@ MM_INLINE void float_tile(const ps_dtype type, const int NR, const int NT, const
                 acc[r][t] = _mm512_fmadd_ps(wv[r], xv, acc[r][t]);
         }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 4
     for (int t = 0; t < NT; t++) {
 #pragma GCC unroll 4
         for (int r = 0; r < NR; r++)
@@ -284,9 +271,7 @@ MM_INLINE void dot_float(const ps_dtype type, const uint8_t *w, uint64_t row_byt
     ahead = ahead < MM_AHEAD_BYTES ? ahead : MM_AHEAD_BYTES;
     for (; nt >= FLOAT_NT; nt -= FLOAT_NT, x += FLOAT_NT * x_bytes, out += FLOAT_NT * MM_NR, ahead = 0)
         float_rows(type, FLOAT_NT, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
-    for (; nt >= 2; nt -= 2, x += 2 * x_bytes, out += 2 * MM_NR, ahead = 0)
-        float_rows(type, 2, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
-    if (nt)
+    for (; nt > 0; nt--, x += x_bytes, out += MM_NR, ahead = 0)
         float_rows(type, 1, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
 }
 

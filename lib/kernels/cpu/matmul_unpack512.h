@@ -30,6 +30,12 @@ MM_INLINE float mm512_offset(ps_dtype type) {
                                    : 0.0f;
 }
 
+/* Where vectors take several blocks of 32 and a row ends before: byte offset of block i when n are left. The
+ * last one stands in for those that are missing; their factors are 0. */
+MM_INLINE uint32_t mm512_block_at(ps_dtype type, uint32_t i, uint32_t n) {
+    return (i < n ? i : n - 1) * mm_block_bytes(type);
+}
+
 /* Factors of the chunk at b with n groups: weight = d * u + m, one lane per group of 32; Q6_K: one lane
  * per 16 weights. Lanes past the chunk are 0. */
 MM_INLINE void mm512_factors(ps_dtype type, const uint8_t *b, uint32_t n, __m512 *d, __m512 *m) {
@@ -77,9 +83,9 @@ MM_INLINE __m256i mm_load256(const uint8_t *p) {
     return _mm256_loadu_si256((const __m256i *)(const void *)p);
 }
 
-/* Groups 2 * pair and 2 * pair + 1 of the chunk at b; `both` false: the second is absent and reads as
- * anything within a byte. */
-MM_INLINE __m512i mm512_unpack(ps_dtype type, const uint8_t *b, uint32_t pair, bool both) {
+/* Groups 2 * pair and 2 * pair + 1 of the block of 256 at b, or the block of 32 at b and the one `second` bytes
+ * behind it. */
+MM_INLINE __m512i mm512_unpack(ps_dtype type, const uint8_t *b, uint32_t pair, uint32_t second) {
     const __m512i low4 = _mm512_set1_epi8(15);
     if (mm_is_super(type)) {
         if (type == PS_DTYPE_Q6_K) {
@@ -107,24 +113,18 @@ MM_INLINE __m512i mm512_unpack(ps_dtype type, const uint8_t *b, uint32_t pair, b
         return v;
     }
     const uint32_t bytes = mm_block_bytes(type);
-    const uint8_t *p = b + 2 * pair * bytes, *q = p + bytes;
+    const uint8_t *p = b, *q = b + second;
     if (type == PS_DTYPE_Q8_0) {
-        __m512i v = _mm512_castsi256_si512(mm_load256(p + 2));
-        if (both)
-            v = _mm512_inserti64x4(v, mm_load256(q + 2), 1);
+        __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(mm_load256(p + 2)), mm_load256(q + 2), 1);
         return _mm512_xor_si512(v, _mm512_set1_epi8((char)-128));
     }
     const uint32_t at = bytes - 16; /* the nibbles are last */
-    __m256i two = _mm256_castsi128_si256(mm_load128(p + at));
-    if (both)
-        two = _mm256_inserti128_si256(two, mm_load128(q + at), 1);
+    __m256i two = _mm256_inserti128_si256(_mm256_castsi128_si256(mm_load128(p + at)), mm_load128(q + at), 1);
     __m512i v =
         _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3), _mm512_castsi256_si512(two));
     v = _mm512_and_si512(_mm512_srlv_epi64(v, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)), low4);
     if (type == PS_DTYPE_Q5_0 || type == PS_DTYPE_Q5_1) {
-        uint64_t h = mm_load_u32(p + at - 4);
-        if (both)
-            h |= (uint64_t)mm_load_u32(q + at - 4) << 32;
+        uint64_t h = mm_load_u32(p + at - 4) | (uint64_t)mm_load_u32(q + at - 4) << 32;
         v = _mm512_mask_add_epi8(v, h, v, _mm512_set1_epi8(16));
     }
     return v;
@@ -135,25 +135,23 @@ MM_INLINE bool mm512_is_quad(ps_dtype type) {
     return type == PS_DTYPE_Q4_0 || type == PS_DTYPE_Q4_1 || type == PS_DTYPE_Q5_0 || type == PS_DTYPE_Q5_1;
 }
 
-/* Four blocks from b, of which n exist: first halves of all in lo, second halves in hi, 16 bytes a block. */
+/* Four blocks from b (n left in the row): first halves of all in lo, second halves in hi, 16 bytes a block. */
 MM_INLINE void mm512_unpack_quad(ps_dtype type, const uint8_t *b, uint32_t n, __m512i *lo, __m512i *hi) {
-    const uint32_t bytes = mm_block_bytes(type), at = bytes - 16;
+    const uint32_t at = mm_block_bytes(type) - 16; /* the nibbles are last */
     const __m512i low4 = _mm512_set1_epi8(15);
     __m512i v = _mm512_castsi128_si512(mm_load128(b + at));
-    if (n > 1)
-        v = _mm512_inserti32x4(v, mm_load128(b + bytes + at), 1);
-    if (n > 2)
-        v = _mm512_inserti32x4(v, mm_load128(b + 2 * bytes + at), 2);
-    if (n > 3)
-        v = _mm512_inserti32x4(v, mm_load128(b + 3 * bytes + at), 3);
+    v = _mm512_inserti32x4(v, mm_load128(b + mm512_block_at(type, 1, n) + at), 1);
+    v = _mm512_inserti32x4(v, mm_load128(b + mm512_block_at(type, 2, n) + at), 2);
+    v = _mm512_inserti32x4(v, mm_load128(b + mm512_block_at(type, 3, n) + at), 3);
     *lo = _mm512_and_si512(v, low4);
     *hi = _mm512_and_si512(_mm512_srli_epi16(v, 4), low4);
     if (type == PS_DTYPE_Q5_0 || type == PS_DTYPE_Q5_1) {
         uint64_t k_lo = 0, k_hi = 0; /* 16 bits of each block, first halves and second halves */
 #pragma GCC unroll 4
-        for (uint32_t i = 0; i < n; i++) {
-            k_lo |= (uint64_t)mm_load_u16(b + i * bytes + at - 4) << 16 * i;
-            k_hi |= (uint64_t)mm_load_u16(b + i * bytes + at - 2) << 16 * i;
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint8_t *h = b + mm512_block_at(type, i, n) + at - 4;
+            k_lo |= (uint64_t)mm_load_u16(h) << 16 * i;
+            k_hi |= (uint64_t)mm_load_u16(h + 2) << 16 * i;
         }
         *lo = _mm512_mask_add_epi8(*lo, k_lo, *lo, _mm512_set1_epi8(16));
         *hi = _mm512_mask_add_epi8(*hi, k_hi, *hi, _mm512_set1_epi8(16));

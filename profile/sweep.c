@@ -337,9 +337,9 @@ ps_status ps_sweep_run(const ps_sweep_config *config, ps_sweep_result *out, ps_e
     }
     probe_clock(&s);
     order_results(s.p);
-    s.p->complete = !out->stopped;
     free(s.p->note);
     st = write_note(&s, err);
+    s.p->complete = st == PS_OK && !out->stopped;
 done:
     free(s.items);
     free(s.scale);

@@ -106,22 +106,19 @@ static void write_head(const ps_kargs *a, float *staged, uint64_t token, uint64_
     }
 }
 
-/* Row r of the item: o[dv] unnormalised (overwritten), largest score m, sum of exponentials l. */
-static void sink_put(const attn_sink *k, uint64_t r, float *o, float m, float l) {
+/* Row r of the item: o[dv], largest score m, sum of exponentials l. For finished rows o is divided by l. */
+static void sink_put(const attn_sink *k, uint64_t r, const float *o, float m, float l) {
     uint64_t token;
     const uint64_t head = sink_head(k, r, &token), dv = k->a->layer->head_dim_v;
-    if (k->split) {
-        const uint64_t parts = dv < 2 ? PS_ATTN_PARTS_MAX / 2 : PS_ATTN_PARTS_MAX;
-        const uint64_t at = (token * k->a->layer->n_head + head) * parts + k->it->part;
-        memcpy(k->s.out + at * dv, o, dv * sizeof *o);
-        k->s.stat[2 * at] = m;
-        k->s.stat[2 * at + 1] = l;
+    if (!k->split) {
+        write_head(k->a, k->s.staged, token, head, o);
         return;
     }
-    const float inv = 1.0f / l;
-    for (uint64_t i = 0; i < dv; i++)
-        o[i] *= inv;
-    write_head(k->a, k->s.staged, token, head, o);
+    const uint64_t parts = dv < 2 ? PS_ATTN_PARTS_MAX / 2 : PS_ATTN_PARTS_MAX;
+    const uint64_t at = (token * k->a->layer->n_head + head) * parts + k->it->part;
+    memcpy(k->s.out + at * dv, o, dv * sizeof *o);
+    k->s.stat[2 * at] = m;
+    k->s.stat[2 * at + 1] = l;
 }
 
 static const float *query(const attn_sink *k, uint64_t r) {
@@ -221,12 +218,19 @@ PS_INLINE void many_rows(const attn_sink *k, float *mem, const int pv) {
                 tile(vals + i, 1, dvp, s, seen, o + (b * dvp + i) * pw, alpha, pv);
         }
     }
-    float *out = kf; /* the last block is done with */
-    for (uint64_t r = 0; r < it->n; r++) {
-        const float *col = o + r / pw * pw * dvp + r % pw;
-        for (uint64_t i = 0; i < dv; i++)
-            out[i] = col[i * pw];
-        sink_put(k, r, out, m[r], l[r]);
+    /* Back to rows, a group at a time in the place of the last block: read at once, they would stall on the single
+     * elements just stored. */
+    enum { GROUP = 32 };
+    float *out = vals;
+    for (uint64_t r0 = 0; r0 < it->n; r0 += GROUP) {
+        const uint64_t n = it->n - r0 < GROUP ? it->n - r0 : GROUP;
+        for (uint64_t r = r0; r < r0 + n; r++) {
+            const float *col = o + r / pw * pw * dvp + r % pw, scale = k->split ? 1.0f : 1.0f / l[r];
+            for (uint64_t i = 0; i < dv; i++)
+                out[(r - r0) * dv + i] = col[i * pw] * scale;
+        }
+        for (uint64_t r = r0; r < r0 + n; r++)
+            sink_put(k, r, out + (r - r0) * dv, m[r], l[r]);
     }
 }
 
@@ -381,8 +385,12 @@ static void few_rows(const attn_sink *k, float *mem) {
                 few_block(ly, rq, dkp, ro, dvp, m + r, l + r, kp, vp, n, hi, 1);
         }
     }
-    for (uint64_t r = 0; r < it->n; r++)
+    for (uint64_t r = 0; r < it->n; r++) {
+        const float scale = 1.0f / l[r];
+        for (uint64_t i = 0; !k->split && i < dv; i++)
+            o[r * dvp + i] *= scale;
         sink_put(k, r, o + r * dvp, m[r], l[r]);
+    }
 }
 
 static void attend(const ps_kargs *a, uint64_t first, uint64_t n, uint32_t thread, bool split) {

@@ -115,13 +115,13 @@ static ps_status load_texts(ps_tokenizer *t, const ps_gguf_kv *kv, ps_error *err
         }
         if (text[i].len > t->info.max_token_bytes)
             t->info.max_token_bytes = (uint32_t)text[i].len;
-        uint32_t at = ps_strtab_add(&t->vocab, i);
-        if (at == PS_ID_NONE)
-            return ps_error_set(err, PS_E_DATA, KEY_TOKENS, "texts made to collide, at token %u", i);
-        if (at != i)
-            return ps_error_set(err, PS_E_DATA, KEY_TOKENS, "tokens %u and %u have the same text", at, i);
     }
-    return PS_OK;
+    uint32_t at, added = ps_strtab_fill(&t->vocab, n, &at);
+    if (added == n)
+        return PS_OK;
+    if (at == PS_ID_NONE)
+        return ps_error_set(err, PS_E_DATA, KEY_TOKENS, "texts made to collide, at token %u", added);
+    return ps_error_set(err, PS_E_DATA, KEY_TOKENS, "tokens %u and %u have the same text", at, added);
 }
 
 ps_status ps_tokenizer_load_vocab(ps_tokenizer *t, const ps_gguf *gguf, ps_error *err) {

@@ -31,13 +31,18 @@ static char byte_of(ps_str text) {
 }
 
 static void put_unescaped(sink *out, ps_str text) {
-    for (uint64_t i = 0; i < text.len;) {
-        if (text.len - i >= 3 && memcmp(text.data + i, "\xE2\x96\x81", 3) == 0) {
-            put(out, " ", 1);
-            i += 3;
-        } else {
-            put(out, text.data + i++, 1);
-        }
+    const char *s = text.data, *end = text.data + text.len;
+    while (s < end) {
+        const char *mark = memchr(s, 0xE2, (size_t)(end - s));
+        if (mark == NULL)
+            mark = end;
+        put(out, s, (uint64_t)(mark - s));
+        s = mark;
+        if (s == end)
+            break;
+        bool space = end - s >= 3 && memcmp(s, "\xE2\x96\x81", 3) == 0;
+        put(out, space ? " " : s, 1);
+        s += space ? 3 : 1;
     }
 }
 

@@ -26,6 +26,8 @@ uint32_t ps_strtab_find(const ps_strtab *tab, const char *s, uint64_t len);
 /* Add tab->text[index], whose text is not in the table. The index in place if it is there already,
  * `index` if added, PS_ID_NONE when the table is degenerate (thousands of colliding strings). */
 uint32_t ps_strtab_add(ps_strtab *tab, uint32_t index);
+/* Add texts 0 to n - 1. n, or the first that could not be added, *out_at being what ps_strtab_add says of it. */
+uint32_t ps_strtab_fill(ps_strtab *tab, uint32_t n, uint32_t *out_at);
 
 /* One stage of a pre-tokenizer: the end of the piece that begins at pos, pos < result <= end. */
 typedef struct ps_split_text {

@@ -52,9 +52,8 @@ uint32_t ps_strtab_find(const ps_strtab *tab, const char *s, uint64_t len) {
     }
 }
 
-uint32_t ps_strtab_add(ps_strtab *tab, uint32_t index) {
+static uint32_t add_hashed(ps_strtab *tab, uint32_t index, uint64_t hash) {
     const ps_str *text = &tab->text[index];
-    uint64_t hash = ps_strtab_hash(text->data, text->len);
     for (uint64_t i = hash & tab->mask, probes = 0; probes < MAX_PROBES; i = (i + 1) & tab->mask, probes++) {
         uint64_t slot = tab->slots[i];
         if (slot == 0) {
@@ -65,6 +64,30 @@ uint32_t ps_strtab_add(ps_strtab *tab, uint32_t index) {
             return (uint32_t)slot - 1;
     }
     return PS_ID_NONE;
+}
+
+uint32_t ps_strtab_add(ps_strtab *tab, uint32_t index) {
+    return add_hashed(tab, index, ps_strtab_hash(tab->text[index].data, tab->text[index].len));
+}
+
+uint32_t ps_strtab_fill(ps_strtab *tab, uint32_t n, uint32_t *out_at) {
+    /* A table larger than the caches: its slots are asked for well before they are needed. */
+    enum { AHEAD = 16 };
+    uint64_t hash[AHEAD];
+    for (uint64_t i = 0; i < (uint64_t)n + AHEAD; i++) {
+        if (i >= AHEAD) {
+            uint32_t index = (uint32_t)(i - AHEAD), at = add_hashed(tab, index, hash[i % AHEAD]);
+            if (at != index) {
+                *out_at = at;
+                return index;
+            }
+        }
+        if (i < n) {
+            hash[i % AHEAD] = ps_strtab_hash(tab->text[i].data, tab->text[i].len);
+            __builtin_prefetch(&tab->slots[hash[i % AHEAD] & tab->mask], 1);
+        }
+    }
+    return n;
 }
 
 /* Grow *data to hold `need` elements of `size` bytes, doubling. */

@@ -14,9 +14,9 @@ Prints one JSON object. For llama.cpp (the file as it is, f16 KV) and for us:
   kl_mean        mean Kullback-Leibler divergence of the distribution from the reference's, in nats
 and `pass`: our disagree rate at most llama.cpp's + 2 in 10,000, our kl_mean at most 1.1 times its + 1e-5. Exit 1 if not.
 
---write stores tests/golden/numerics/NAME.json (these numbers) and NAME.top: 4 windows of 128 tokens with the
-reference's best two logits' gap, its 8 best tokens and their log-probabilities at each position, which
-tests/plain/test_numerics.c holds our runtime against without any of this.
+--write stores tests/golden/numerics/NAME.json (these numbers) and NAME-top.json: 4 windows of 128 tokens with the gap of
+the reference's best two logits, its 8 best tokens and their log-probabilities at each position, which
+tests/plain/test_numerics.c holds our runtime against without any of this. --top-only writes just that file.
 """
 import argparse
 import ctypes
@@ -172,26 +172,35 @@ class Psrun:
             sys.exit(f"numerics: psrun failed with {self.proc.returncode}")
 
 
+def coarse_kl(ref_lp, best, got):
+    """Divergence over the reference's best tokens and everything else as one: what tests/plain/test_numerics.c computes."""
+    p = np.exp(np.append(ref_lp[best], np.log1p(-min(np.exp(ref_lp[best]).sum(), 1 - 1e-12))))
+    lp = log_softmax(got[None])[0][best]
+    q = np.append(np.exp(lp), 1 - min(np.exp(lp).sum(), 1 - 1e-12))
+    return float((p * np.log(p / q)).sum())
+
+
 def write_top(name, ref, peer, model_sha):
     """The small regression: windows of SMALL tokens from different texts."""
     all_small = windows(ref, SMALL)
     texts = sorted({t for t, _ in all_small})
-    chosen = [next(w for t, w in all_small[k:] if t == texts[k % len(texts)]) for k in range(N_SMALL)]
-    score, n_clear = Score(), 0
-    with open(os.path.join(GOLDEN, f"{name}.top"), "w") as f:
-        f.write(f"# Written by tools/judge/numerics.py: token, gap of the reference's best two logits, its {TOP} best tokens "
-                f"and their log-probabilities; \"window\" starts from an empty context.\nsha256 {model_sha}\n")
-        for ids in chosen:
-            r, g = ref.logits(ids), peer.logits(ids)
-            score.add(r, g)
-            lp = log_softmax(r)
-            f.write("window\n")
-            for i, token in enumerate(ids):
-                best = np.argsort(-r[i], kind="stable")[:TOP]
-                gap = float(r[i][best[0]] - r[i][best[1]])
-                n_clear += gap >= GAP
-                f.write(f"{token} {gap:.4f} " + " ".join(f"{b}:{lp[i][b]:.5f}" for b in best) + "\n")
-        f.write(f"# llama.cpp on these positions: {score.report(n_clear)}\n")
+    chosen = [next(w for w in all_small if w[0] == text) for text in texts[:N_SMALL]]
+    rows, disagree, kl, n_clear = [], 0, 0.0, 0
+    for _, ids in chosen:
+        r, g = ref.logits(ids), peer.logits(ids)
+        lp = log_softmax(r)
+        for i, token in enumerate(ids):
+            best = np.argsort(-r[i], kind="stable")[:TOP]
+            gap = float(r[i][best[0]] - r[i][best[1]])
+            n_clear += gap >= GAP
+            disagree += bool(gap >= GAP and g[i].argmax() != best[0])
+            kl += coarse_kl(lp[i], best, g[i])
+            rows.append([int(token), round(gap, 4), [int(b) for b in best], [round(float(lp[i][b]), 5) for b in best]])
+    head = {"made_by": "tools/judge/numerics.py", "sha256": model_sha, "window": SMALL, "texts": [t for t, _ in chosen],
+            "gap": GAP, "clear_positions": n_clear, "llama_cpp": {"disagree": disagree, "coarse_kl_mean": kl / len(rows)},
+            "row": "token, gap of the reference's best two logits, its best tokens, their log-probabilities"}
+    with open(os.path.join(GOLDEN, f"{name}-top.json"), "w") as f:
+        f.write(json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + ",\n".join(json.dumps(x, separators=(",", ":")) for x in rows) + "\n ]\n}\n")
 
 
 def main():
@@ -205,6 +214,7 @@ def main():
     p.add_argument("--windows", type=int, help="only the first N")
     p.add_argument("--name")
     p.add_argument("--write", action="store_true")
+    p.add_argument("--top-only", action="store_true")
     args = p.parse_args()
     import llama_cpp
     import llama_cpp.llama_cpp as L
@@ -215,6 +225,9 @@ def main():
     sha = hashlib.sha256(open(args.model, "rb").read()).hexdigest()
     ref = Llama(dequantise(args.model, args.cache), args.threads, True)
     peer = Llama(args.model, args.threads, False)
+    if args.top_only:
+        write_top(args.name, ref, peer, sha)
+        return 0
     todo = windows(ref, WINDOW)[:args.windows]
     ours = Psrun(args, [t for _, ids in todo for t in ids], ref.n_vocab) if args.psrun else None
     theirs, us, n_clear, per_text = Score(), Score(), 0, {}

@@ -82,7 +82,7 @@ typedef struct ps_profile {
     uint32_t version;
     char tool[32];                       /* "pstune 0.1.0" */
     char created[32];                    /* ISO 8601, UTC */
-    char mode[16];                       /* "quick", "default", "model" */
+    char mode[16];                       /* "quick", "default", "model", "quick-model" */
     bool complete;                       /* false while a run can still be resumed */
     bool synthetic;                      /* made by the null device or by hand, not measured */
     uint8_t machine_hash[PS_HASH_BYTES]; /* ps_machine_hash: a plan made elsewhere is noticed by it */

@@ -32,14 +32,16 @@ typedef struct group {
     ps_beside beside;
     uint32_t n_threads;
     uint32_t first, n;
+    uint32_t fullest; /* group of the same kernel and neighbour with the most points */
 } group;
 
 struct ps_cost_model {
     const ps_profile *profile;
     uint32_t n_points, n_groups;
     point *points;
-    double *times; /* [n_points] */
-    group *groups; /* in the order of the points */
+    double *times;  /* [n_points] */
+    double *ratios; /* [n_points]: time over that of the kernel's fullest group at the same coordinates */
+    group *groups;  /* in the order of the points */
 };
 
 #define QUALITY_NAME(name, text) text,
@@ -87,6 +89,8 @@ static uint32_t op_of(const ps_profile *profile, uint32_t kernel) {
     return PS_OP_COUNT;
 }
 
+static void fill_ratios(ps_cost_model *m);
+
 ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_error *err) {
     ps_status status = PS_OK;
     ps_cost_model *m = calloc(1, sizeof *m);
@@ -96,7 +100,9 @@ ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_e
         m->groups = calloc(profile->n_points ? profile->n_points : 1, sizeof *m->groups);
     if (m)
         m->times = calloc(profile->n_points ? profile->n_points : 1, sizeof *m->times);
-    if (!m || !m->points || !m->groups || !m->times) {
+    if (m)
+        m->ratios = calloc(profile->n_points ? profile->n_points : 1, sizeof *m->ratios);
+    if (!m || !m->points || !m->groups || !m->times || !m->ratios) {
         status = ps_error_set(err, PS_E_NOMEM, "profile", "no memory to index %u points", profile->n_points);
         goto done;
     }
@@ -129,6 +135,7 @@ ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_e
         }
         g->n++;
     }
+    fill_ratios(m);
     *out = m;
     m = NULL;
 done:
@@ -141,6 +148,7 @@ void ps_cost_model_free(ps_cost_model *model) {
         return;
     free(model->points);
     free(model->times);
+    free(model->ratios);
     free(model->groups);
     free(model);
 }
@@ -163,12 +171,12 @@ static uint32_t upper(const point *p, uint32_t lo, uint32_t hi, int d, double v)
 
 /* Interpolate over the points [lo, hi), equal in all dimensions before d. value: per point, the time or a
  * ratio of times. grow: false for ratios, which stay as they are beyond the measured range. */
-static double interpolate(const ps_cost_model *m, const double *value, uint32_t base, uint32_t lo,
-                          uint32_t hi, int d, const double *q, bool grow, ps_cost_quality *quality) {
+static double interpolate(const ps_cost_model *m, const double *value, uint32_t lo, uint32_t hi, int d,
+                          const double *q, bool grow, ps_cost_quality *quality) {
     if (d == N_DIMS) { /* the same point measured more than once: geometric mean */
         double sum = 0;
         for (uint32_t i = lo; i < hi; i++)
-            sum += log(value[i - base]);
+            sum += log(value[i]);
         return exp(sum / (hi - lo));
     }
     const point *p = m->points;
@@ -176,7 +184,7 @@ static double interpolate(const ps_cost_model *m, const double *value, uint32_t 
     double v_below = above0 > lo ? p[above0 - 1].dim[d] : 0;
     if (above0 > lo && v_below == q[d]) {
         uint32_t first = upper(p, lo, hi, d, nextafter(q[d], 0));
-        return interpolate(m, value, base, first, above0, d + 1, q, grow, quality);
+        return interpolate(m, value, first, above0, d + 1, q, grow, quality);
     }
     /* The two runs of equal values to work from: around q, or the two nearest on one side. */
     uint32_t a_lo, a_hi, b_lo = 0, b_hi = 0;
@@ -204,9 +212,9 @@ static double interpolate(const ps_cost_model *m, const double *value, uint32_t 
     }
     double xa = p[a_lo].dim[d], xb = have_b ? p[b_lo].dim[d] : 0;
     ps_cost_quality qa = *quality;
-    double ya = interpolate(m, value, base, a_lo, a_hi, d + 1, q, grow, &qa);
+    double ya = interpolate(m, value, a_lo, a_hi, d + 1, q, grow, &qa);
     if (inside) {
-        double yb = interpolate(m, value, base, b_lo, b_hi, d + 1, q, grow, &qa);
+        double yb = interpolate(m, value, b_lo, b_hi, d + 1, q, grow, &qa);
         *quality = worse(qa, PS_COST_INTERPOLATED);
         if (d == DIM_KV)
             return ya + (yb - ya) * (q[d] - xa) / (xb - xa);
@@ -221,7 +229,7 @@ static double interpolate(const ps_cost_model *m, const double *value, uint32_t 
     if (have_b && (d == DIM_KV || (d == DIM_TOKENS && q[d] < xa))) {
         /* along the line through the two nearest, but never to nothing */
         ps_cost_quality ignored = PS_COST_MEASURED;
-        double yb = interpolate(m, value, base, b_lo, b_hi, d + 1, q, grow, &ignored);
+        double yb = interpolate(m, value, b_lo, b_hi, d + 1, q, grow, &ignored);
         double slope = fmax((yb - ya) / (xb - xa), 0);
         return fmax(ya + slope * (q[d] - xa), ya * fmin(1, q[d] / xa) * 0.5);
     }
@@ -230,31 +238,21 @@ static double interpolate(const ps_cost_model *m, const double *value, uint32_t 
         exponent = 1;
     if (q[d] < xa && have_b && exponent > 0) {
         ps_cost_quality ignored = PS_COST_MEASURED;
-        double yb = interpolate(m, value, base, b_lo, b_hi, d + 1, q, grow, &ignored);
+        double yb = interpolate(m, value, b_lo, b_hi, d + 1, q, grow, &ignored);
         exponent = fmin(fmax(log(yb / ya) / log(xb / xa), 0), exponent);
     }
     return ya * pow(q[d] / xa, exponent);
 }
 
 static double times_at(const ps_cost_model *m, const group *g, const double *q, ps_cost_quality *quality) {
-    return interpolate(m, m->times, 0, g->first, g->first + g->n, 0, q, true, quality);
+    return interpolate(m, m->times, g->first, g->first + g->n, 0, q, true, quality);
 }
 
-/* Time of group g over the time of group ref, at q: the ratio at g's own points, interpolated. NAN without
- * memory. */
-static double ratio_at(const ps_cost_model *m, const group *g, const group *ref, const double *q,
-                       ps_cost_quality *quality) {
-    double *ratio = malloc(g->n * sizeof *ratio);
-    if (!ratio)
-        return NAN;
-    for (uint32_t i = 0; i < g->n; i++) {
-        const point *p = &m->points[g->first + i];
-        ps_cost_quality ignored = PS_COST_MEASURED;
-        ratio[i] = p->time_s / times_at(m, ref, p->dim, &ignored);
-    }
-    double result = interpolate(m, ratio, g->first, g->first, g->first + g->n, 0, q, false, quality);
-    free(ratio);
-    return result;
+/* Time of group g over that of its kernel's fullest group, at q: the ratio at g's own points, interpolated. */
+static double ratio_at(const ps_cost_model *m, const group *g, const double *q, ps_cost_quality *quality) {
+    if (&m->groups[g->fullest] == g)
+        return 1;
+    return interpolate(m, m->ratios, g->first, g->first + g->n, 0, q, false, quality);
 }
 
 static const group *group_of(const ps_cost_model *m, uint32_t kernel, ps_beside beside, uint32_t *out_n) {
@@ -269,10 +267,29 @@ static const group *group_of(const ps_cost_model *m, uint32_t kernel, ps_beside 
     return first;
 }
 
-/* Ratio of time at n threads to time at ref->n_threads from the groups [g, g + n) of one kernel, ref among
- * them. A team larger than any measured is not assumed to be faster, a smaller one shares its work out. */
-static double thread_ratio(const ps_cost_model *m, const group *g, uint32_t n, const group *ref,
-                           uint32_t n_threads, const double *q, ps_cost_quality *quality) {
+static void fill_ratios(ps_cost_model *m) {
+    for (uint32_t i = 0; i < m->n_groups;) {
+        uint32_t end = i, fullest = i;
+        for (; end < m->n_groups && m->groups[end].kernel == m->groups[i].kernel &&
+               m->groups[end].beside == m->groups[i].beside;
+             end++)
+            if (m->groups[end].n >= m->groups[fullest].n)
+                fullest = end;
+        for (; i < end; i++) {
+            group *g = &m->groups[i];
+            g->fullest = fullest;
+            for (uint32_t k = g->first; k < g->first + g->n; k++) {
+                ps_cost_quality ignored = PS_COST_MEASURED;
+                m->ratios[k] = m->times[k] / times_at(m, &m->groups[fullest], m->points[k].dim, &ignored);
+            }
+        }
+    }
+}
+
+/* Time at n_threads over that of the fullest group, from the groups [g, g + n) of one kernel. A team larger than any
+ * measured is not assumed to be faster, a smaller one shares its work out. */
+static double thread_ratio(const ps_cost_model *m, const group *g, uint32_t n, uint32_t n_threads,
+                           const double *q, ps_cost_quality *quality) {
     const group *a = NULL, *b = NULL; /* nearest at or below, nearest above; g ascends in threads */
     for (uint32_t i = 0; i < n; i++) {
         if (g[i].n_threads <= n_threads)
@@ -281,8 +298,8 @@ static double thread_ratio(const ps_cost_model *m, const group *g, uint32_t n, c
             b = &g[i];
     }
     ps_cost_quality own = PS_COST_MEASURED;
-    double ya = a && a != ref ? ratio_at(m, a, ref, q, &own) : 1;
-    double yb = b && b != ref ? ratio_at(m, b, ref, q, &own) : 1;
+    double ya = a ? ratio_at(m, a, q, &own) : 1;
+    double yb = b ? ratio_at(m, b, q, &own) : 1;
     *quality = worse(*quality, own);
     if (a && a->n_threads == n_threads)
         return ya;
@@ -304,42 +321,39 @@ bool ps_cost_lookup(const ps_cost_model *m, const ps_cost_query *query, ps_cost 
     coordinates(q, g->op, (double)query->n_tokens, query->heads_kv, (double)query->cols, (double)query->rows,
                 query->kv_len);
     uint32_t n_threads = query->n_threads ? query->n_threads : 1;
-    const group *ref = g;
     for (uint32_t i = 0; i < n; i++) {
-        if (g[i].n_threads ==
-            n_threads) { /* measured with this team: no ratio needed where it has the points */
-            ps_cost_quality quality = PS_COST_MEASURED;
-            double t = times_at(m, &g[i], q, &quality);
-            if (quality <= PS_COST_INTERPOLATED && t > 0) {
-                *out = (ps_cost){t, quality};
-                return true;
-            }
+        if (g[i].n_threads != n_threads)
+            continue;
+        ps_cost_quality own =
+            PS_COST_MEASURED; /* measured with this team: no ratio where it has the points */
+        double t = times_at(m, &g[i], q, &own);
+        if (own <= PS_COST_INTERPOLATED && t > 0) {
+            *out = (ps_cost){t, own};
+            return true;
         }
-        if (g[i].n >= ref->n)
-            ref = &g[i];
     }
+    const group *ref = &m->groups[g->fullest];
     ps_cost_quality quality = PS_COST_MEASURED;
     double t = times_at(m, ref, q, &quality);
-    if (ref->n_threads != n_threads) {
-        const group *h = g, *href = ref;
+    if (ref->n_threads != n_threads && n > 1) {
+        t *= thread_ratio(m, g, n, n_threads, q, &quality);
+    } else if (ref->n_threads != n_threads) {
+        /* one thread count only: scale as the kernel of the same operation does that was measured with the most */
+        const group *h = g;
         uint32_t nh = n;
-        if (n == 1) { /* one thread count only: scale as another kernel of the same operation does */
-            for (uint32_t i = 0; i < m->n_groups; i++) {
-                uint32_t ni;
-                const group *gi = &m->groups[i];
-                if (gi->op != ref->op || gi->beside != ref->beside || gi->kernel == ref->kernel ||
-                    gi->n_threads != ref->n_threads)
-                    continue;
-                const group *start = group_of(m, gi->kernel, gi->beside, &ni);
-                if (ni > nh) {
-                    h = start;
-                    nh = ni;
-                    href = gi;
-                }
+        for (uint32_t i = 0; i < m->n_groups; i++) {
+            uint32_t ni;
+            if (m->groups[i].op != ref->op || m->groups[i].beside != ref->beside)
+                continue;
+            const group *start = group_of(m, m->groups[i].kernel, m->groups[i].beside, &ni);
+            if (ni > nh) {
+                h = start;
+                nh = ni;
             }
-            quality = worse(quality, PS_COST_EXTRAPOLATED);
         }
-        t *= thread_ratio(m, h, nh, href, n_threads, q, &quality);
+        quality = PS_COST_EXTRAPOLATED;
+        t *= thread_ratio(m, h, nh, n_threads, q, &quality) /
+             thread_ratio(m, h, nh, ref->n_threads, q, &quality);
     }
     if (!(t > 0) || !isfinite(t))
         return false;

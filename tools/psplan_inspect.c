@@ -71,19 +71,27 @@ static void model_text(const ps_model *m, ps_text *t) {
         ps_text_printf(t, "experts       %u, %u used, width %u\n", l->n_expert, l->n_expert_used,
                        l->n_ff_expert);
     ps_text_printf(t, "shards       ");
+    const char *separator = "";
     for (int k = 0; k < PS_SHARD_KIND_COUNT; k++) {
         kind_total s = total_of(m, (ps_shard_kind)k);
-        if (s.n)
-            ps_text_printf(t, " %llu %s %s (largest %s)", (unsigned long long)s.n,
-                           ps_shard_kind_name((ps_shard_kind)k), psplan_bytes((double)s.bytes, a),
-                           psplan_bytes((double)s.largest, b));
+        if (s.n == 0)
+            continue;
+        ps_text_printf(t, "%s %llu %s %s", separator, (unsigned long long)s.n,
+                       ps_shard_kind_name((ps_shard_kind)k), psplan_bytes((double)s.bytes, a));
+        if (s.n > 1)
+            ps_text_printf(t, " (largest %s)", psplan_bytes((double)s.largest, b));
+        separator = ",";
     }
-    ps_text_printf(t, "\nKV cache     ");
+    ps_text_printf(t, "\nKV cache      f16, per sequence:");
+    separator = "";
     for (int i = 0; i < N_CONTEXTS; i++)
-        if (context_fits(m, contexts[i]))
-            ps_text_printf(t, " %lluK %s", (unsigned long long)contexts[i] / 1024,
-                           psplan_bytes((double)kv_bytes(m, contexts[i]), a));
-    ps_text_printf(t, " per sequence, f16\n");
+        if (context_fits(m, contexts[i])) {
+            ps_text_printf(t, "%s %s for %lluK tokens", separator,
+                           psplan_bytes((double)kv_bytes(m, contexts[i]), a),
+                           (unsigned long long)contexts[i] / 1024);
+            separator = ",";
+        }
+    ps_text_printf(t, "\n");
 }
 
 static ps_status show_text(const char *path, const ps_gguf *g, const ps_survey *s, ps_error *err) {

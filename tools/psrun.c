@@ -66,8 +66,6 @@ static const ps_opt_value *option(const ps_opt_value *values, const char *name) 
 /* The prompt from option, file or standard input; from malloc. */
 static ps_status read_prompt(const psrun *r, char **out, uint64_t *out_len, ps_error *err) {
     const char *text = psrun_option(r, "prompt")->text, *path = psrun_option(r, "prompt-file")->text;
-    if ((text != NULL) == (path != NULL))
-        return ps_error_set(err, PS_E_USAGE, "psrun", "give one of --prompt and --prompt-file");
     if (path != NULL)
         return ps_file_read(path, 64 << 20, out, out_len, err);
     ps_text *t = ps_text_new();
@@ -193,6 +191,7 @@ static void report(const psrun *r, const generation *g, char *answer) {
         return;
     }
     fputc('\n', stdout);
+    fflush(stdout); /* before the notes, where both streams go to one file */
     if (psrun_option(r, "quiet")->set)
         return;
     fprintf(stderr, "prompt     %6" PRIu64 " tokens  %8.1f ms  predicted %8.1f ms  %7.1f tokens/s\n",
@@ -277,6 +276,9 @@ static void note_start(const psrun *r) {
 static ps_status run(const ps_opt_value *values, const char *model, ps_error *err) {
     psrun r = {.command = &command, .values = values};
     char *plan = NULL;
+    bool answers = !option(values, "bench")->set && !option(values, "teacher-force")->set;
+    if (answers && option(values, "prompt")->set == option(values, "prompt-file")->set)
+        return ps_error_set(err, PS_E_USAGE, "", "give one of --prompt and --prompt-file");
     const char *plan_path = option(values, "plan")->text;
     if (plan_path == NULL) {
         plan_path = plan = default_plan_path(model);

@@ -32,12 +32,11 @@ static const ps_command command = {
     .synopsis = "[OPTIONS] OUT.gguf",
     .summary = "Write a synthetic model: right shapes, random weights, the same bytes for the same options.",
     .details =
-        "Presets: tiny-llama, tiny-qwen3, tiny-qwen3moe, tiny-gemma3, minitron-8b-f16, llama3-8b-q4_0, "
-        "llama3-70b, "
-        "qwen3-30b-a3b-q4_0. Types: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K. Norms, biases and "
-        "routers are F32.",
-    .examples = "pssynth --arch qwen3moe --type Q8_0 tiny.gguf\n"
-                "pssynth --preset llama3-70b --sparse 70b.gguf\n",
+        "Presets: tiny-llama, tiny-qwen3, tiny-qwen3moe, tiny-gemma3, minitron-8b-f16, llama3-8b-q4_0,\n"
+        "llama3-70b, qwen3-30b-a3b-q4_0. Types: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K.\n"
+        "Norms, biases and routers are F32.",
+    .examples = "  pssynth --arch qwen3moe --type Q8_0 tiny.gguf\n"
+                "  pssynth --preset llama3-70b --sparse 70b.gguf",
     .options = options,
     .n_options = N_OPTIONS,
     .min_args = 0,

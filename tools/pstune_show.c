@@ -72,21 +72,27 @@ static void print_point(const ps_kernel_spec *k, const ps_profile_point *p) {
         printf("  %61s streams beside: %.2f GB/s\n", "", p->beside_bytes_per_s * 1e-9);
 }
 
+static const char *plural_of(uint32_t n) {
+    return n == 1 ? "" : "s";
+}
+
 void ps_tune_print(const ps_profile *p, bool all) {
     const ps_profile_topology *t = &p->topology;
     char a[24], b[24];
     printf("machine   %s%s\n", t->cpu_model, p->synthetic ? " (made up, not measured)" : "");
-    printf("          %u packages, %u cores", t->n_packages, t->n_cores);
+    printf("          %u package%s, %u core%s", t->n_packages, plural_of(t->n_packages), t->n_cores,
+           plural_of(t->n_cores));
     if (t->n_e_cores)
         printf(" (%u performance, %u efficiency)", t->n_p_cores, t->n_e_cores);
-    printf(", %u threads, %u NUMA nodes, kernels for %s\n", t->n_threads, t->n_numa, t->cpu_level);
+    printf(", %u thread%s, %u NUMA node%s, kernels for %s\n", t->n_threads, plural_of(t->n_threads),
+           t->n_numa, plural_of(t->n_numa), t->cpu_level);
     printf("          L2 %.1f MiB, L3 %.1f MiB, memory %.1f GiB", (double)t->l2_bytes / (1 << 20),
            (double)t->l3_bytes / (1 << 20), (double)t->memory_bytes / (1 << 30));
     if (t->memlock_bytes == UINT64_MAX)
         printf(", lockable without limit\n");
     else
         printf(", lockable %.1f MiB\n", (double)t->memlock_bytes / (1 << 20));
-    printf("          this process may use %u threads", t->n_allowed);
+    printf("          this process may use %u thread%s", t->n_allowed, plural_of(t->n_allowed));
     if (t->cpu_quota > 0)
         printf(" (quota of %.2f CPUs)", t->cpu_quota);
     printf("\nprofile   %s, %s, mode %s%s\n", p->tool, p->created, p->mode,
@@ -94,9 +100,9 @@ void ps_tune_print(const ps_profile *p, bool all) {
     if (p->note)
         printf("          %s\n", p->note);
     for (uint32_t i = 0; i < p->n_dram; i++)
-        printf("%s%6.2f GB/s +-%.1f%% with %u threads\n", i ? "          " : "DRAM read ",
+        printf("%s%6.2f GB/s +-%.1f%% with %u thread%s\n", i ? "          " : "DRAM read ",
                p->dram[i].bw_bytes_per_s.median * 1e-9, 100 * spread_frac(&p->dram[i].bw_bytes_per_s),
-               p->dram[i].n_threads);
+               p->dram[i].n_threads, plural_of(p->dram[i].n_threads));
     if (p->barrier_s.n)
         printf("barrier   %s, pool start %s\n", time_text(p->barrier_s.median, a),
                time_text(p->pool_start_s.median, b));

@@ -17,17 +17,23 @@ if [ -e /dev/nvidia0 ] && ! command -v nvcc >/dev/null; then
 fi
 
 say "2/5 build"
-cmake --preset release -DPS_TESTS=OFF >/dev/null
-cmake --build --preset release -j "$(nproc)" | tail -n 1
+mkdir -p "$build"
+log=$build/quickstart.log
+if ! { cmake --preset release -DPS_TESTS=OFF && cmake --build --preset release -j "$(nproc)"; } >"$log" 2>&1; then
+  tail -n 60 "$log" >&2
+  echo "quickstart: the build failed; all of its output is in $log" >&2
+  exit 1
+fi
+grep -A4 -E 'warning:|CMake Warning' "$log" >&2 || true
 
 say "3/5 model"
 prompt="Why is the sky blue? Answer in two sentences."
 if [ $# -ge 1 ]; then
   model=$1
 elif ! model=$(./tools/fetch-models.sh smollm2); then
-  echo "NOTE: no network, so no real model: a tiny one with random weights stands in, and its answer is noise." >&2
+  echo "NOTE: the real model could not be fetched: a tiny one with random weights stands in, and its answer is noise." >&2
   model=$out/tiny-llama.gguf
-  "$build/pssynth" --preset tiny-llama --output "$model"
+  "$build/pssynth" --preset tiny-llama "$model"
 fi
 echo "$model" >&2
 

@@ -177,7 +177,7 @@ ps_status ps_options_parse(const ps_command *c, int argc, char *const *argv, ps_
         answered |= o != NULL && values[o - c->options].set;
     }
     if (n < c->min_args && !answered)
-        return usage(err, c, c->name, "an argument is missing");
+        return usage(err, c, "", "an argument is missing");
     *out_n_positional = n;
     return PS_OK;
 }

@@ -38,9 +38,11 @@ fi
 echo "$model" >&2
 
 say "4/5 tune and plan"
-"$build/pstune" --quick --model "$model" --output "$out/profile.yaml"
-plan=$out/$(basename "$model" .gguf).plan.yaml
-"$build/psplan" --profile "$out/profile.yaml" --output "$plan" "$model"
+name=$out/$(basename "$model" .gguf)
+profile=$name.profile.yaml # of this model's shapes; profile.yaml stays free for pstune without --model
+plan=$name.plan.yaml
+"$build/pstune" --quick --model "$model" --output "$profile"
+"$build/psplan" --profile "$profile" --output "$plan" "$model"
 
 say "5/5 run"
 echo "> $prompt"
@@ -49,7 +51,7 @@ say "measured against predicted"
 "$build/psrun" --plan "$plan" --bench --repeat 3 "$model"
 cat >&2 <<EOF
 
-Profile: $out/profile.yaml
+Profile: $profile
 Plan:    $plan
 Again:   $build/psrun --plan '$plan' --prompt 'Your question' '$model'
 EOF

@@ -160,17 +160,18 @@ static const bpe_kind bpe_kinds[] = {
      0,
      4,
      true,
-     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
-     "{{ m['content'] | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
-     "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"},
+     "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + "
+     "'<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"},
     {SYNTH_QWEN3 | SYNTH_QWEN3MOE,
      "qwen2",
      {"<|endoftext|>", "<|im_start|>", "<|im_end|>"},
      0,
      2,
      false,
-     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"},
+     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + "
+     "'<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif "
+     "%}"},
 };
 
 static void bpe_vocab(synth_keys *k, const bpe_kind *kind, uint64_t n_vocab) {
@@ -262,9 +263,14 @@ static void spm_vocab(synth_keys *k, uint64_t n_vocab) {
     synth_key_bool(k, "tokenizer.ggml.add_space_prefix", false);
     synth_key_str(
         k, "tokenizer.chat_template",
-        "{{ bos_token }}{% for m in messages %}<start_of_turn>"
-        "{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n{{ m['content'] | trim }}"
-        "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}");
+        "{{ bos_token }}{% for message in messages %}"
+        "{% if message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('user and assistant must take turns') }}{% endif %}"
+        "{% if message['role'] == 'assistant' %}{% set role = 'model' %}{% else %}"
+        "{% set role = message['role'] %}{% endif %}"
+        "{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}");
 }
 
 ps_status synth_vocab(synth_keys *k, synth_arch arch, uint64_t n_vocab, bool none, ps_error *err) {

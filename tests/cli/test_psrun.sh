@@ -54,6 +54,15 @@ python3 -c 'import json,sys; d=json.load(open(sys.argv[1])); assert any(e.get("p
 python3 -c 'import array,sys; array.array("i", [i % 50 for i in range(48)]).tofile(open(sys.argv[1], "wb"))' "$dir/ids"
 "${run[@]}" --teacher-force "$dir/ids" --window 48 --logits-out "$dir/l" "$m" || fail "--teacher-force"
 [ $(($(stat -c %s "$dir/l") % (48 * 4))) -eq 0 ] && [ -s "$dir/l" ] || fail "logits have the wrong size"
+# The synthetic models' chat templates are of formats that psrun knows, and where both streams go to one file the
+# notes begin on their own line.
+for a in llama qwen3 gemma3; do
+  must "$bin/pssynth" --arch $a "$dir/c.gguf"
+  must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --output "$dir/c.yaml" "$dir/c.gguf"
+  "$bin/psrun" --plan "$dir/c.yaml" -m 'Hello' -n 2 "$dir/c.gguf" >"$dir/log" 2>&1 || fail "chat with $a"
+  grep -q 'note:' "$dir/log" && fail "chat with $a: $(grep -a 'note:' "$dir/log")"
+  grep -qa '^prompt ' "$dir/log" || fail "chat with $a: the speed does not begin a line"
+done
 
 # Wrong inputs.
 : >"$dir/empty"

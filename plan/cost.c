@@ -384,15 +384,18 @@ double ps_cost_dram_bytes_per_s(const ps_cost_model *m, uint32_t n_threads) {
 }
 
 double ps_cost_matmul_flops_per_s(const ps_cost_model *m, uint32_t n_threads) {
+    bool measured = false;
     double best = 0, best_scaled = 0;
     for (uint32_t i = 0; i < m->n_points; i++) {
         const point *p = &m->points[i];
         if (p->op != PS_OP_MATMUL || p->beside != PS_BESIDE_IDLE)
             continue;
         double rate = 2 * p->dim[DIM_TOKENS] * p->dim[DIM_COLS] * p->dim[DIM_ROWS] / p->time_s;
-        if (p->n_threads == n_threads)
-            best = fmax(best, rate);
-        best_scaled = fmax(best_scaled, rate * fmax(1, (double)n_threads / p->n_threads));
+        double ratio = (double)n_threads / p->n_threads;
+        measured |= p->n_threads == n_threads;
+        if (ratio <= 1)
+            best = fmax(best, rate * ratio);
+        best_scaled = fmax(best_scaled, rate * fmax(1, ratio));
     }
-    return best > 0 ? best : best_scaled;
+    return measured ? best : best_scaled;
 }

@@ -62,8 +62,9 @@ bool ps_cost_lookup(const ps_cost_model *model, const ps_cost_query *query, ps_c
 /* Ceilings for bounds and for kernels without points; 0 if the profile has none.
  * DRAM read rate of n_threads together: interpolated, beyond the last thread count constant. */
 double ps_cost_dram_bytes_per_s(const ps_cost_model *model, uint32_t n_threads);
-/* Best rate of any product measured with at most n_threads; scaled up by the ratio of threads where
- * only smaller teams were measured, so that it stays a ceiling. */
+/* Best rate of any product measured with n_threads, and the share of n_threads in the best rate of larger teams: a
+ * coarse grid holds for some teams only products of few tokens, which are far from the ceiling. Where n_threads were not
+ * measured at all, the best rate of any team, scaled up by the ratio of threads where that is above 1. */
 double ps_cost_matmul_flops_per_s(const ps_cost_model *model, uint32_t n_threads);
 
 #ifdef __cplusplus

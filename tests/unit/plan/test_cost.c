@@ -191,6 +191,14 @@ Test(cost, ceilings) {
     cr_assert_float_eq(ps_cost_matmul_flops_per_s(h->cost, 4), 200e9, 1e3);
     cr_assert_float_eq(ps_cost_matmul_flops_per_s(h->cost, 8), 400e9, 1e3); /* a ceiling: scaled up */
     cr_assert_float_eq(ps_cost_matmul_flops_per_s(h->cost, 1), 200e9, 1e3); /* and never down */
+    /* A team measured with single tokens only: its share of what a larger one reached. */
+    free_hand(h);
+    h = new_hand();
+    put(h, (ps_profile_point){.kernel = 1, .rows = 1000, .cols = 1000, .n_tokens = 100, .n_threads = 4},
+        1e-3);
+    put(h, (ps_profile_point){.kernel = 3, .rows = 1000, .cols = 1000, .n_tokens = 1, .n_threads = 2}, 1e-3);
+    open_hand(h);
+    cr_assert_float_eq(ps_cost_matmul_flops_per_s(h->cost, 2), 100e9, 1e3);
     free_hand(h);
 }
 

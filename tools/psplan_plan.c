@@ -32,7 +32,7 @@ static const ps_command command = {
     .details = "Other commands, each with --help: psplan inspect FILE.gguf, psplan emit KIND FILE,\n"
                "psplan check PLAN MODEL.gguf. Lists are separated by commas. Weights are never read.",
     .examples = "  psplan model.gguf\n"
-                "  psplan model.gguf --context 4096,16384 --threads 4,8 --explain\n"
+                "  psplan model.gguf --context 1024,4096 --threads 1,2 --explain\n"
                 "  psplan model.gguf --profile there.yaml --output model.plan.bin",
     .options = options,
     .n_options = N_OPTIONS,

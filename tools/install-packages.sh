@@ -5,7 +5,7 @@
 set -euo pipefail
 packages=(gcc libc6-dev cmake ninja-build pkg-config libyaml-dev libhwloc-dev libxxhash-dev python3 python3-pip
   ca-certificates)
-[ "${1:-}" = --tests ] && packages+=(libcriterion-dev clang libclang-rt-dev clang-format clang-tidy mandoc git time
+[ "${1:-}" = --tests ] && packages+=(libcriterion-dev g++ clang libclang-rt-dev clang-format clang-tidy mandoc git time
   python3-jsonschema python3-yaml)
 # installed PATTERN: some package of that name is there.
 installed() { dpkg-query -W -f '${Status}\n' "$1" 2>/dev/null | grep -q 'ok installed'; }

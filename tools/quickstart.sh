@@ -3,6 +3,11 @@
 # machine (pstune --quick), plans (psplan) and runs the plan (psrun). Uses the CPU where there is no GPU.
 # Usage: tools/quickstart.sh [MODEL.gguf]
 set -euo pipefail
+model=
+if [ $# -ge 1 ]; then
+  [ -r "$1" ] || { echo "quickstart: $1: no such file" >&2; exit 66; }
+  model=$(realpath "$1")
+fi
 cd "$(dirname "$0")/.."
 build=build/release
 out=${XDG_DATA_HOME:-$HOME/.local/share}/pinstripe
@@ -28,9 +33,7 @@ grep -A4 -E 'warning:|CMake Warning' "$log" >&2 || true
 
 say "3/5 model"
 prompt="Why is the sky blue? Answer in two sentences."
-if [ $# -ge 1 ]; then
-  model=$1
-elif ! model=$(./tools/fetch-models.sh smollm2); then
+if [ -z "$model" ] && ! model=$(./tools/fetch-models.sh smollm2); then
   echo "NOTE: the real model could not be fetched: a tiny one with random weights stands in, and its answer is noise." >&2
   model=$out/tiny-llama.gguf
   "$build/pssynth" --preset tiny-llama "$model"

@@ -31,10 +31,10 @@ uint32_t ps_names_find(const ps_names *names, const char *text);
     X(U32, 4)                                                                                                \
     X(U64, 8)                                                                                                \
     X(F64, 8)                                                                                                \
-    X(BOOL, 4)      /* 0 or 1 */                                                                             \
-        X(ENUM, 4)  /* spelt by name in YAML */                                                              \
-        X(CHARS, 0) /* char[size], NUL-padded */                                                             \
-        X(HASH, 16) /* 32 hex digits in YAML */
+    X(BOOL, 4)  /* 0 or 1 */                                                                                 \
+    X(ENUM, 4)  /* spelt by name in YAML */                                                                  \
+    X(CHARS, 0) /* char[size], NUL-padded */                                                                 \
+    X(HASH, 16) /* 32 hex digits in YAML */
 typedef enum ps_field_type {
 #define PS_FIELD_ENUM_ROW(name, bytes) PS_FIELD_##name,
     PS_FIELD_LIST(PS_FIELD_ENUM_ROW)

@@ -309,7 +309,7 @@ static int check(const ps_kernel *kernel, const shape *s, bool verbose) {
     ps_cpu_level best = ps_cpu_level_detect();
     for (uint32_t i = 0; i < kernel->n_variants && kernel->variants[i].level <= best; i++) {
         const ps_cpu_variant *v = &kernel->variants[i];
-        static const struct { uint32_t threads, step; } spread[] = {{1, 0}, {MAX_THREADS, 1}, {2, 3}};
+        static const uint32_t spread[][2] = {{1, 0}, {MAX_THREADS, 1}, {2, 3}}; /* threads, step */
         double err_norm = 0;
         bool moved = false, outside = false;
         for (uint32_t pass = 0; pass < sizeof spread / sizeof *spread; pass++) {
@@ -319,7 +319,7 @@ static int check(const ps_kernel *kernel, const shape *s, bool verbose) {
                     memcpy(y.data + t * y_row + s->row0 * 4, res.data + t * y_row + s->row0 * 4,
                            s->n_rows * 4);
             memset(scratch.data, 0xff, scratch_bytes);
-            execute(v, &a, spread[pass].threads, spread[pass].step);
+            execute(v, &a, spread[pass][0], spread[pass][1]);
             for (uint32_t t = 0; t < s->n_tokens; t++) {
                 const uint8_t *row = y.data + t * y_row;
                 for (uint64_t b = 0; b < y_row; b++)

@@ -68,9 +68,10 @@ ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t i
      * point whose rows see as much on average. A step of at most one token per sequence reads each sequence's cache. */
     double window = r->model->layers[layer].window;
     double seqs = r->max_tokens <= r->n_seqs ? (double)r->max_tokens : 1;
-    double n_tiles = tiles ? ceil((double)r->max_tokens / PS_TILE_TOKENS) : 1;
+    uint64_t n_tiles = tiles ? (r->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS : 1;
     ps_cost sum = {0, PS_COST_MEASURED};
-    for (double tile = 0; tile < n_tiles; tile++) {
+    for (uint64_t i = 0; i < n_tiles; i++) {
+        double tile = (double)i;
         double t = seqs > 1 ? 1
                    : tiles  ? fmin(PS_TILE_TOKENS, (double)r->max_tokens - tile * PS_TILE_TOKENS)
                             : tokens;

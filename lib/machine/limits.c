@@ -383,7 +383,7 @@ static ps_status read_self(const char *root, ps_limits *l, ps_error *err) {
     if (!lock)
         st = ps_error_set(err, text ? PS_E_DATA : PS_E_NOINPUT, "/proc/self/limits",
                           "has no line 'Max locked memory'");
-    else if (strncmp(lock, "unlimited", 9)) {
+    else if (strncmp(lock, "unlimited", 9) != 0) {
         if (sscanf(lock, "%llu", &bytes) != 1)
             st = ps_error_set(err, PS_E_DATA, "/proc/self/limits", "'Max locked memory' is not a number");
         else

@@ -79,7 +79,7 @@ ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t i
         double after = before + (seqs > 1 ? 1 : fmin((tile + 1) * PS_TILE_TOKENS, (double)r->max_tokens));
         q.kv_len = mean_visible(t, after, window) + (t - 1) / 2;
         ps_cost c = one(r, p, in, layer, q, t);
-        sum.time_s += c.time_s * seqs / n_tiles;
+        sum.time_s += c.time_s * seqs / (double)n_tiles;
         sum.quality = c.quality > sum.quality ? c.quality : sum.quality;
     }
     return sum;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,7 @@ static ps_status open_regular(const char *path, int *out_fd, uint64_t *out_size,
     /* O_NONBLOCK: a named pipe must be refused below, not waited for. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return ps_error_errno(err, PS_E_NOINPUT, path, errno, "cannot open");
+        return ps_error_errno(err, PS_E_NOINPUT, path[0] != '\0' ? path : "''", errno, "cannot open");
     struct stat st;
     if (fstat(fd, &st) != 0) {
         int e = errno;
@@ -124,23 +125,57 @@ static void sync_parent(const char *path) {
     }
 }
 
+bool ps_file_is_same(const char *a, const char *b) {
+    struct stat x, y;
+    return a != NULL && b != NULL && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev &&
+           x.st_ino == y.st_ino;
+}
+
+ps_status ps_file_check_output(const char *path, ps_error *err) {
+    struct stat st;
+    if (path[0] == '\0')
+        return ps_error_set(err, PS_E_CANTCREATE, "''", "is no name of a file");
+    if (stat(path, &st) != 0 || S_ISREG(st.st_mode))
+        return PS_OK;
+    return ps_error_set(err, PS_E_CANTCREATE, path,
+                        S_ISDIR(st.st_mode) ? "cannot create: is a directory"
+                                            : "cannot create: is not a regular file");
+}
+
 ps_status ps_file_write_atomic(const char *path, const void *data, uint64_t size, ps_error *err) {
-    size_t len = strlen(path);
-    char *temp = malloc(len + 8);
-    if (temp == NULL)
+    ps_status status = ps_file_check_output(path, err);
+    if (status != PS_OK)
+        return status;
+    char *real = malloc(PATH_MAX);
+    if (real == NULL)
         return ps_error_set(err, PS_E_NOMEM, path, "no memory");
-    memcpy(temp, path, len);
+    const char *target = realpath(path, real);
+    if (target == NULL && errno != ENOENT) {
+        int e = errno;
+        free(real);
+        return ps_error_errno(err, PS_E_CANTCREATE, path, e, "cannot create");
+    }
+    if (target == NULL)
+        target = path; /* not there yet */
+    size_t len = strlen(target);
+    char *temp = malloc(len + 8);
+    if (temp == NULL) {
+        free(real);
+        return ps_error_set(err, PS_E_NOMEM, path, "no memory");
+    }
+    memcpy(temp, target, len);
     memcpy(temp + len, ".XXXXXX", 8);
     int fd = mkostemp(temp, O_CLOEXEC);
     if (fd < 0) {
         int e = errno;
         free(temp);
+        free(real);
         return ps_error_errno(err, PS_E_CANTCREATE, path, e, "cannot create");
     }
     /* Keep the mode of the file that is replaced; a new one gets the umask's default. */
     struct stat st;
     mode_t mode;
-    if (stat(path, &st) == 0) {
+    if (stat(target, &st) == 0) {
         mode = st.st_mode & 0777;
     } else {
         mode_t mask = umask(0);
@@ -154,13 +189,14 @@ ps_status ps_file_write_atomic(const char *path, const void *data, uint64_t size
         e = errno;
     if (close(fd) != 0 && e == 0)
         e = errno;
-    if (e == 0 && rename(temp, path) != 0)
+    if (e == 0 && rename(temp, target) != 0)
         e = errno;
     if (e != 0)
         unlink(temp);
     else
-        sync_parent(path);
+        sync_parent(target);
     free(temp);
+    free(real);
     if (e == 0)
         return PS_OK;
     /* A full disk or a failing device is an I/O error; anything else says that the file cannot be here. */

@@ -2,6 +2,7 @@
 #ifndef PS_CORE_FILE_H
 #define PS_CORE_FILE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/status.h"
@@ -24,8 +25,15 @@ typedef struct ps_file_map {
 ps_status ps_file_map_open(const char *path, ps_file_map *out, ps_error *err);
 void ps_file_map_close(ps_file_map *map);
 
-/* Replace `path` by `size` bytes atomically: written to a temporary file beside it, synced, renamed.
- * On any error the old file is untouched and no temporary file is left.
+/* Do both paths lead to the same existing file, by whatever names and links? NULL paths lead nowhere. */
+bool ps_file_is_same(const char *a, const char *b);
+
+/* Is `path` free for an output that replaces a file? A device, pipe, socket or folder that is there already is refused
+ * (PS_E_CANTCREATE): a rename would put a plain file in its place. */
+ps_status ps_file_check_output(const char *path, ps_error *err);
+
+/* Replace `path` by `size` bytes atomically: written to a temporary file beside it, synced, renamed. A symbolic link stays
+ * one: the file that it leads to is replaced. On any error the old file is untouched and no temporary file is left.
  * Errors: PS_E_CANTCREATE, PS_E_PERM, PS_E_IO. */
 ps_status ps_file_write_atomic(const char *path, const void *data, uint64_t size, ps_error *err);
 

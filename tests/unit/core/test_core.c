@@ -2,11 +2,15 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/arena.h"
 #include "core/checked.h"
+#include "core/file.h"
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/status.h"
@@ -137,4 +141,40 @@ Test(hash, streaming_equals_whole_and_hex_round_trips) {
     cr_assert_arr_eq(a, b, sizeof a);
     cr_assert_eq(ps_hash_parse("df8d", b), -1);
     cr_assert_eq(ps_hash_parse("zf8d09e93f874900a99b8775cc15b6c7", b), -1);
+}
+
+Test(file, is_same_sees_through_links_and_an_output_stays_what_it_is) {
+    char dir[] = "/tmp/pinstripe-core-XXXXXX", a[64], link_to_a[64], missing[64], pipe_path[64];
+    cr_assert_not_null(mkdtemp(dir));
+    snprintf(a, sizeof a, "%s/a", dir);
+    snprintf(link_to_a, sizeof link_to_a, "%s/link", dir);
+    snprintf(missing, sizeof missing, "%s/missing", dir);
+    snprintf(pipe_path, sizeof pipe_path, "%s/pipe", dir);
+    ps_error err;
+    cr_assert_eq(ps_file_write_atomic(a, "old", 3, &err), PS_OK);
+    cr_assert_eq(symlink(a, link_to_a), 0);
+    cr_assert_eq(mkfifo(pipe_path, 0600), 0);
+    cr_assert(ps_file_is_same(a, a) && ps_file_is_same(a, link_to_a));
+    cr_assert(!ps_file_is_same(a, pipe_path) && !ps_file_is_same(a, missing));
+    cr_assert(!ps_file_is_same(missing, missing) && !ps_file_is_same(NULL, a) && !ps_file_is_same(a, NULL));
+    cr_assert_eq(ps_file_check_output(a, &err), PS_OK);
+    cr_assert_eq(ps_file_check_output(missing, &err), PS_OK);
+    cr_assert_eq(ps_file_check_output("", &err), PS_E_CANTCREATE);
+    cr_assert_eq(ps_file_write_atomic(dir, "new", 3, &err), PS_E_CANTCREATE);
+    cr_assert_eq(ps_file_write_atomic(pipe_path, "new", 3, &err), PS_E_CANTCREATE);
+    cr_assert_str_eq(err.subject, pipe_path);
+    struct stat st;
+    cr_assert(stat(pipe_path, &st) == 0 && S_ISFIFO(st.st_mode));
+    /* Through a link: the link stays, its file is replaced. */
+    cr_assert_eq(ps_file_write_atomic(link_to_a, "new!", 4, &err), PS_OK);
+    cr_assert(lstat(link_to_a, &st) == 0 && S_ISLNK(st.st_mode));
+    char *data;
+    uint64_t size;
+    cr_assert_eq(ps_file_read(a, 100, &data, &size, &err), PS_OK);
+    cr_assert_str_eq(data, "new!");
+    free(data);
+    unlink(a);
+    unlink(link_to_a);
+    unlink(pipe_path);
+    cr_assert_eq(rmdir(dir), 0); /* no temporary file was left */
 }

@@ -143,7 +143,7 @@ static ps_status positive(ps_build *b, ps_hkey id, uint32_t v) {
 
 static ps_status positive_f(ps_build *b, ps_hkey id) {
     char key[KEY_MAX];
-    if (b->h[id].kv != NULL && !(b->h[id].f64 > 0))
+    if (b->h[id].kv != NULL && !((float)b->h[id].f64 > 0)) /* as a float: that is what is computed with */
         return ps_error_set(b->err, PS_E_DATA, hkey_name(b, id, key), "value %g is not positive",
                             b->h[id].f64);
     return PS_OK;

@@ -175,7 +175,7 @@ Test(arch, ops_of_gemma3) {
               HEAD);
 }
 
-typedef enum what { U32, U64, F32, BOOL, STR, LIST, DROP, TENSOR } what;
+typedef enum what { U32, U64, F32, F64, BOOL, STR, LIST, DROP, TENSOR } what;
 
 /* One change to a good file. LIST: [n, n-1, ...] as many as `count`. TENSOR: type `count`, dims n x d1 x d2. */
 typedef struct change {
@@ -197,6 +197,9 @@ static void apply(mb *b, const change *c) {
         break;
     case F32:
         mb_f32(b, c->name, (float)c->n);
+        break;
+    case F64:
+        mb_scalar(b, c->name, PS_GGUF_F64, &c->n, 8);
         break;
     case BOOL:
         mb_bool(b, c->name, c->n != 0);
@@ -283,6 +286,7 @@ static const refusal_case cases[] = {
     {L, {F32, "llama.attention.layer_norm_rms_epsilon", -1e-5, 0, 0, 0, 0}, PS_E_DATA, "not positive"},
     {L, {STR, "llama.attention.layer_norm_rms_epsilon", 0, "x", 0, 0, 0}, PS_E_DATA, "not a number"},
     {L, {F32, "llama.rope.freq_base", 0, 0, 0, 0, 0}, PS_E_DATA, "not positive"},
+    {L, {F64, "llama.rope.freq_base", 1e-300, 0, 0, 0, 0}, PS_E_DATA, "not positive"},
     {L, {F32, "llama.rope.freq_base", NAN, 0, 0, 0, 0}, PS_E_DATA, "finite"},
     {L, {F32, "llama.rope.scaling.factor", -2, 0, 0, 0, 0}, PS_E_DATA, "usable factor"},
     {L, {F32, "llama.rope.scaling.factor", 1e-39, 0, 0, 0, 0}, PS_E_DATA, "usable factor"},

@@ -49,11 +49,12 @@ static void store_q8(const ps_xarg *x, uint8_t *row, uint64_t col0, uint64_t n, 
         const double *v = in + g * PS_Q8_GROUP;
         double amax = 0;
         for (int i = 0; i < PS_Q8_GROUP; i++)
-            amax = fabs(v[i]) > amax ? fabs(v[i]) : amax;
+            amax = isnan(v[i]) || fabs(v[i]) > amax ? fabs(v[i]) : amax;
         const double scale = amax > 0 ? 127.0 / amax : 0;
         int sum = 0;
         for (int i = 0; i < PS_Q8_GROUP; i++) {
-            const int q = (int)nearbyint(v[i] * scale);
+            const double r = nearbyint(v[i] * scale);
+            const int q = fabs(r) <= 127 ? (int)r : 0; /* NaN and infinity have no code: d shows them */
             row[col0 + g * PS_Q8_GROUP + (uint64_t)i] = (uint8_t)(int8_t)q;
             sum += q;
         }

@@ -1,4 +1,5 @@
 /* Sessions, and evaluation of new tokens in steps. */
+#include <math.h>
 #include <string.h>
 
 #include "core/clock.h"
@@ -109,23 +110,32 @@ static ps_status run_pass(ps_engine *e, ps_run_step *step, ps_error *err) {
     return PS_OK;
 }
 
-/* Copy the results of one pass of the tail to where the caller wants them. */
-static void take_outputs(ps_engine *e, const ps_run_step *step, uint32_t first) {
+/* Copy the results of one pass of the tail to where the caller wants them. A token is taken only if its logit is a number:
+ * weights with NaN or infinity would otherwise produce text as if nothing were wrong. */
+static ps_status take_outputs(ps_engine *e, const ps_run_step *step, uint32_t first, ps_error *err) {
     const ps_run_tier *t = step->tier;
     for (uint32_t i = t->segments[t->tail_segment].op0; i < t->n_ops; i++) {
         const ps_xarg *x = t->ops[i].instr->op == PS_OP_SAMPLE ? &t->ops[i].args.src[0] : NULL;
         if (x == NULL)
             continue;
         for (uint32_t o = 0; o < step->n_outputs; o++) {
+            const uint8_t *logits = (const uint8_t *)x->data + o * x->row_bytes;
             if (e->output_logits[first + o] != NULL)
-                memcpy(e->output_logits[first + o], (const uint8_t *)x->data + o * x->row_bytes,
-                       (size_t)e->info.n_vocab * sizeof(float));
-            if (e->output_sampled[first + o] != NULL)
-                memcpy(e->output_sampled[first + o],
-                       (const uint8_t *)t->ops[i].args.dst.data + o * t->ops[i].args.dst.row_bytes,
-                       sizeof(int32_t));
+                memcpy(e->output_logits[first + o], logits, (size_t)e->info.n_vocab * sizeof(float));
+            if (e->output_sampled[first + o] == NULL)
+                continue;
+            int32_t token;
+            float logit;
+            memcpy(&token, (const uint8_t *)t->ops[i].args.dst.data + o * t->ops[i].args.dst.row_bytes,
+                   sizeof token);
+            memcpy(&logit, logits + (size_t)token * sizeof logit, sizeof logit);
+            if (!isfinite(logit))
+                return ps_error_set(err, PS_E_DATA, e->info.model_name,
+                                    "the logits are not numbers: weights hold NaN or infinity, or overflow");
+            *e->output_sampled[first + o] = token;
         }
     }
+    return PS_OK;
 }
 
 /* The tail once for every group of output rows that its buffers hold. */
@@ -148,7 +158,7 @@ static ps_status run_tail(ps_engine *e, ps_run_step *step, ps_error *err) {
             step->wants_sample |= e->samplers[first + o] != NULL;
         status = run_pass(e, step, err);
         if (status == PS_OK)
-            take_outputs(e, step, first);
+            status = take_outputs(e, step, first, err);
     }
     step->n_outputs = n_outputs;
     return status;

@@ -92,7 +92,8 @@ typedef struct ps_eval_item {
 
 /* Evaluate new tokens of several sessions together, in as few steps as the plan's tiers allow. A session may
  * appear once. Errors: PS_E_USAGE (token out of range, context full: nothing has been evaluated),
- * PS_E_MISMATCH (verify mode: an instruction differs from its reference), PS_E_NOMEM (tracing). */
+ * PS_E_MISMATCH (verify mode: an instruction differs from its reference), PS_E_DATA (a token is to be sampled from logits that
+ * are not finite), PS_E_NOMEM (tracing). */
 ps_status ps_engine_eval(ps_engine *engine, const ps_eval_item *items, uint32_t n_items, ps_error *err);
 
 typedef struct ps_engine_stats {

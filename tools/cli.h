@@ -2,9 +2,11 @@
 #ifndef PS_TOOLS_CLI_H
 #define PS_TOOLS_CLI_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "core/options.h"
 #include "core/status.h"
@@ -14,6 +16,21 @@
     {"help", 'h', PS_OPT_FLAG, NULL, NULL, 0, 0, "Show this help."},                                         \
         {"man", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Print the source of the man page."},                      \
         {"version", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Show the version."},
+
+/* Mapped files can become shorter, or unreadable, under a program that reads them; the kernel says so by SIGBUS only. One
+ * line and an exit code instead of a crash. Use once per program, at file level; ps_cli_guard() at the start of main. */
+#define PS_CLI_GUARD(program)                                                                                \
+    static void on_bus_error(int number) {                                                                   \
+        static const char line[] = program ": a mapped file was cut short or cannot be read any more\n";     \
+        (void)number;                                                                                        \
+        if (write(STDERR_FILENO, line, sizeof line - 1) < 0)                                                 \
+            _exit(71);                                                                                       \
+        _exit(74);                                                                                           \
+    }                                                                                                        \
+    static void ps_cli_guard(void) {                                                                         \
+        const struct sigaction action = {.sa_handler = on_bus_error};                                        \
+        sigaction(SIGBUS, &action, NULL);                                                                    \
+    }
 
 /* Answer --help, --man or --version on standard output. True if one was given. */
 static inline bool ps_cli_answer(const ps_command *c, const ps_opt_value *values) {

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/file.h"
+
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
@@ -15,7 +17,10 @@ static const struct {
     {"plan", psplan_plan},
 };
 
+PS_CLI_GUARD("psplan")
+
 int main(int argc, char **argv) {
+    ps_cli_guard();
     for (size_t i = 0; argc > 1 && i < sizeof commands / sizeof commands[0]; i++)
         if (strcmp(argv[1], commands[i].name) == 0)
             return commands[i].run(argc - 1, argv + 1);
@@ -46,6 +51,12 @@ bool psplan_parse(const ps_command *c, int argc, char **argv, ps_opt_value *valu
     }
     *out_exit = psplan_finish(status, &err);
     return false;
+}
+
+ps_status psplan_check_output(const char *path, const char *input, const char *other_input, ps_error *err) {
+    if (ps_file_is_same(path, input) || ps_file_is_same(path, other_input))
+        return ps_error_set(err, PS_E_USAGE, path, "is an input; writing there would destroy it");
+    return ps_file_check_output(path, err);
 }
 
 ps_status psplan_model_open(const char *path, psplan_model *m, ps_error *err) {

@@ -33,6 +33,9 @@ typedef struct psplan_model {
 ps_status psplan_model_open(const char *path, psplan_model *m, ps_error *err);
 void psplan_model_close(psplan_model *m);
 
+/* Refuse an output path that cannot be replaced by a file, or that is one of the inputs (NULL: none). */
+ps_status psplan_check_output(const char *path, const char *input, const char *other_input, ps_error *err);
+
 /* Read a profile; path NULL: the default place ($XDG_DATA_HOME/pinstripe/profile.yaml, or ~/.local/share/...). */
 ps_status psplan_profile_read(const char *path, ps_profile **out, ps_error *err);
 

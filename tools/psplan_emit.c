@@ -41,9 +41,11 @@ int psplan_emit(int argc, char **argv) {
     ps_status status = PS_OK;
     if (!emitter)
         status = ps_error_set(&err, PS_E_USAGE, args[0], "not a kind of output; see psplan emit --help");
-    else if (emitter->input == PS_EMIT_PLAN)
+    else if (strcmp(output, "-") != 0)
+        status = psplan_check_output(output, args[1], NULL, &err);
+    if (!status && emitter->input == PS_EMIT_PLAN)
         status = ps_plan_read(args[1], &plan, &err);
-    else
+    else if (!status)
         status = ps_trace_read(args[1], &trace, &err);
     if (!status)
         status = emitter->emit(plan ? (const void *)plan : trace, &data, &size, &err);

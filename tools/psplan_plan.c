@@ -261,6 +261,20 @@ static ps_status show_shortage(const ps_shortage *s, const ps_error *why, ps_err
     return psplan_print(ps_json_end(j, NULL), err);
 }
 
+/* Neither output may replace an input, nor one the other. */
+static ps_status check_outputs(const char *model, const ps_opt_value *values, const char *output,
+                               ps_error *err) {
+    const char *profile = get(values, "profile")->text, *trace = get(values, "trace")->text;
+    ps_status status = PS_OK;
+    if (strcmp(output, "-") != 0)
+        status = psplan_check_output(output, model, profile, err);
+    if (!status && trace)
+        status = psplan_check_output(trace, model, profile, err);
+    if (!status && trace && (strcmp(trace, output) == 0 || ps_file_is_same(trace, output)))
+        status = ps_error_set(err, PS_E_USAGE, "--trace", "'%s' is where the plan goes", trace);
+    return status;
+}
+
 int psplan_plan(int argc, char **argv) {
     ps_opt_value values[N_OPTIONS];
     const char *args[1];
@@ -277,7 +291,12 @@ int psplan_plan(int argc, char **argv) {
     wishes w = {0};
     char created[32], output[4096];
     ps_shortage shortage = {0};
+    default_output(args[0], output, sizeof output);
+    if (get(values, "output")->set)
+        snprintf(output, sizeof output, "%s", get(values, "output")->text);
     ps_status status = parse_wishes(values, &w, &err);
+    if (!status)
+        status = check_outputs(args[0], values, output, &err);
     if (!status)
         status = psplan_model_open(args[0], &m, &err);
     if (!status)
@@ -328,9 +347,6 @@ int psplan_plan(int argc, char **argv) {
     }
     if (status)
         goto done;
-    default_output(args[0], output, sizeof output);
-    if (get(values, "output")->set)
-        snprintf(output, sizeof output, "%s", get(values, "output")->text);
     bool to_stdout = strcmp(output, "-") == 0;
     psplan_view view = {plan, m.model, profile, cost, args[0], output};
     status = write_plan(plan, output, get(values, "format")->text, &err);

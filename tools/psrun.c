@@ -85,6 +85,10 @@ static ps_status encode_prompt(const psrun *r, const char *text, uint64_t len, i
                                ps_error *err) {
     const char *system = psrun_option(r, "system")->text;
     if (!psrun_option(r, "raw")->set) {
+        if (memchr(text, '\0', len) != NULL)
+            return ps_error_set(
+                err, PS_E_DATA, "prompt",
+                "holds a NUL character, which only --raw takes: a conversation would end there");
         const char *roles[2] = {"system", "user"}, *contents[2] = {system, text};
         uint32_t skip = system == NULL;
         ps_status status =
@@ -273,6 +277,28 @@ static void note_start(const psrun *r) {
                         "this machine's\n");
 }
 
+/* One mode, and no output over an input or over the other output. */
+static ps_status check_options(const ps_opt_value *values, const char *model, const char *plan,
+                               ps_error *err) {
+    bool bench = option(values, "bench")->set, teacher = option(values, "teacher-force")->set;
+    bool prompt = option(values, "prompt")->set || option(values, "prompt-file")->set;
+    if ((int)bench + (int)teacher + (int)prompt > 1)
+        return ps_error_set(err, PS_E_USAGE, "psrun", "give one of a prompt, --bench and --teacher-force");
+    const char *outputs[] = {option(values, "trace")->text,
+                             teacher ? option(values, "logits-out")->text : NULL};
+    const char *inputs[] = {model, plan, option(values, "prompt-file")->text,
+                            option(values, "teacher-force")->text};
+    for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
+        for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++)
+            if (ps_file_is_same(outputs[i], inputs[k]))
+                return ps_error_set(err, PS_E_USAGE, outputs[i],
+                                    "is an input; writing there would destroy it");
+    if (outputs[0] != NULL && outputs[1] != NULL &&
+        (strcmp(outputs[0], outputs[1]) == 0 || ps_file_is_same(outputs[0], outputs[1])))
+        return ps_error_set(err, PS_E_USAGE, "--trace", "'%s' is where the logits go", outputs[0]);
+    return outputs[0] != NULL ? ps_file_check_output(outputs[0], err) : PS_OK;
+}
+
 static ps_status run(const ps_opt_value *values, const char *model, ps_error *err) {
     psrun r = {.command = &command, .values = values};
     char *plan = NULL;
@@ -292,7 +318,10 @@ static ps_status run(const ps_opt_value *values, const char *model, ps_error *er
                            .n_threads = (uint32_t)option(values, "threads")->u64,
                            .n_sessions = 1,
                            .verify = option(values, "verify")->set};
-    ps_status status = ps_engine_open(&o, &r.engine, err);
+    ps_status status = check_options(values, model, plan_path, err);
+    if (status != PS_OK)
+        goto done;
+    status = ps_engine_open(&o, &r.engine, err);
     if (status == PS_E_NOINPUT && plan != NULL && err != NULL && strcmp(err->subject, plan) == 0)
         (void)ps_error_set(err, status, plan,
                            "no plan for this model here; make one with 'psplan %s' or name one "
@@ -320,7 +349,10 @@ done:
     return status;
 }
 
+PS_CLI_GUARD("psrun")
+
 int main(int argc, char **argv) {
+    ps_cli_guard();
     ps_opt_value values[sizeof options / sizeof *options];
     const char *positional[1];
     uint32_t n_positional;

@@ -106,6 +106,12 @@ static ps_status get_shape(const ps_opt_value *values, synth_shape *shape, ps_er
     return status;
 }
 
+static volatile sig_atomic_t stop_signal;
+
+static void on_signal(int number) {
+    stop_signal = number;
+}
+
 int main(int argc, char **argv) {
     ps_opt_value values[N_OPTIONS];
     const char *path = NULL;
@@ -120,9 +126,17 @@ int main(int argc, char **argv) {
         status = ps_error_set(&err, PS_E_USAGE, "OUT.gguf", "no file to write was given; see --help");
     if (status == PS_OK)
         status = get_shape(values, &shape, &err);
+    const struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
     if (status == PS_OK)
         status = synth_write(path, &shape, get(values, "seed")->u64, get(values, "sparse")->set,
-                             get(values, "no-tokenizer")->set, &bytes, &err);
+                             get(values, "no-tokenizer")->set, &stop_signal, &bytes, &err);
+    if (stop_signal != 0 &&
+        status != PS_OK) { /* nothing is left behind: end as the signal would have ended us */
+        signal(stop_signal, SIG_DFL);
+        raise(stop_signal);
+    }
     if (status == PS_OK)
         fprintf(stderr, "%s: %s, %.1f MB\n", path, shape.preset, (double)bytes / 1e6);
     return ps_cli_finish("pssynth", status, &err);

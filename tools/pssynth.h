@@ -2,6 +2,7 @@
 #ifndef PS_TOOLS_PSSYNTH_H
 #define PS_TOOLS_PSSYNTH_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -89,8 +90,9 @@ void synth_stream_free(synth_stream *s);
 /* The next `bytes` of the tensor, whole blocks. */
 void synth_stream_next(synth_stream *s, uint8_t *dst, uint64_t bytes);
 
-/* Write the whole file; it replaces `path` only when complete. sparse: the weights are a hole. */
+/* Write the whole file; it replaces `path` only when complete. sparse: the weights are a hole. stop: not 0 as soon as the
+ * write is to end, with nothing left behind; NULL: never. */
 ps_status synth_write(const char *path, const synth_shape *shape, uint64_t seed, bool sparse, bool no_vocab,
-                      uint64_t *out_bytes, ps_error *err);
+                      const volatile sig_atomic_t *stop, uint64_t *out_bytes, ps_error *err);
 
 #endif

@@ -1,12 +1,14 @@
 /* Header and file of a synthetic model. */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/file.h"
 #include "pssynth.h"
 
 enum { ALIGNMENT = 32, STAGE_BYTES = 4 << 20 };
@@ -112,9 +114,11 @@ static ps_status make_header(const synth_shape *s, const synth_tensor *tensors, 
     return ps_error_set(err, PS_E_NOMEM, "", "no memory for the header");
 }
 
-static int write_all(int fd, const void *data, uint64_t bytes) {
+static int write_all(int fd, const void *data, uint64_t bytes, const volatile sig_atomic_t *stop) {
     const char *p = data;
     while (bytes != 0) {
+        if (stop != NULL && *stop != 0)
+            return EINTR;
         ssize_t n = write(fd, p, (size_t)(bytes > (1u << 30) ? (1u << 30) : bytes));
         if (n < 0 && errno == EINTR)
             continue;
@@ -128,7 +132,7 @@ static int write_all(int fd, const void *data, uint64_t bytes) {
 
 /* All tensors from where the file stands; 0 or an errno. */
 static int write_weights(int fd, const synth_tensor *tensors, uint64_t n_tensors, uint64_t data_bytes,
-                         uint64_t seed) {
+                         uint64_t seed, const volatile sig_atomic_t *stop) {
     static const char zeros[ALIGNMENT];
     uint8_t *stage = malloc(STAGE_BYTES);
     int e = stage == NULL ? ENOMEM : 0;
@@ -140,25 +144,27 @@ static int write_weights(int fd, const synth_tensor *tensors, uint64_t n_tensors
         for (uint64_t done = 0; done < t->bytes && e == 0;) {
             uint64_t n = t->bytes - done < whole ? t->bytes - done : whole;
             synth_stream_next(s, stage, n);
-            e = write_all(fd, stage, n);
+            e = write_all(fd, stage, n, stop);
             done += n;
         }
         synth_stream_free(s);
         uint64_t end = i + 1 < n_tensors ? tensors[i + 1].offset : data_bytes;
         if (e == 0)
-            e = write_all(fd, zeros, end - t->offset - t->bytes);
+            e = write_all(fd, zeros, end - t->offset - t->bytes, stop);
     }
     free(stage);
     return e;
 }
 
 ps_status synth_write(const char *path, const synth_shape *shape, uint64_t seed, bool sparse, bool no_vocab,
-                      uint64_t *out_bytes, ps_error *err) {
+                      const volatile sig_atomic_t *stop, uint64_t *out_bytes, ps_error *err) {
     synth_tensor *tensors = NULL;
     uint64_t n_tensors, data_bytes, header_bytes = 0;
     char *header = NULL, *temp = NULL;
     int fd = -1, e = 0;
-    ps_status status = synth_tensors(shape, &tensors, &n_tensors, &data_bytes, err);
+    ps_status status = ps_file_check_output(path, err);
+    if (status == PS_OK)
+        status = synth_tensors(shape, &tensors, &n_tensors, &data_bytes, err);
     if (status == PS_OK)
         status = make_header(shape, tensors, n_tensors, no_vocab, &header, &header_bytes, err);
     if (status != PS_OK)
@@ -181,11 +187,11 @@ ps_status synth_write(const char *path, const synth_shape *shape, uint64_t seed,
     if (fchmod(fd, 0666 & ~mask) != 0)
         e = errno;
     if (e == 0)
-        e = write_all(fd, header, header_bytes);
+        e = write_all(fd, header, header_bytes, stop);
     if (e == 0 && sparse && ftruncate(fd, (off_t)(header_bytes + data_bytes)) != 0)
         e = errno;
     if (e == 0 && !sparse)
-        e = write_weights(fd, tensors, n_tensors, data_bytes, seed);
+        e = write_weights(fd, tensors, n_tensors, data_bytes, seed, stop);
     if (close(fd) != 0 && e == 0)
         e = errno;
     if (e != 0) {

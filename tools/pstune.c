@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli.h"
 #include "pstune_internal.h"
 
 int ps_tune_fail(const ps_error *err) {
@@ -43,10 +44,20 @@ int ps_tune_json_out(ps_json *j) {
     return print_text(ps_json_end(j, NULL));
 }
 
+PS_CLI_GUARD("pstune")
+
 int main(int argc, char **argv) {
+    ps_cli_guard();
+    int code;
     if (argc > 1 && !strcmp(argv[1], "show"))
-        return ps_tune_show(argc - 1, argv + 1);
-    if (argc > 1 && !strcmp(argv[1], "record"))
-        return ps_tune_record(argc - 1, argv + 1);
-    return ps_tune_measure(argc, argv);
+        code = ps_tune_show(argc - 1, argv + 1);
+    else if (argc > 1 && !strcmp(argv[1], "record"))
+        code = ps_tune_record(argc - 1, argv + 1);
+    else
+        code = ps_tune_measure(argc, argv);
+    if ((fflush(stdout) != 0 || ferror(stdout)) && code == 0) {
+        fprintf(stderr, "pstune: standard output: cannot write\n");
+        code = ps_status_exit_code(PS_E_IO);
+    }
+    return code;
 }

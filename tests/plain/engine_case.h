@@ -37,7 +37,7 @@ static inline void case_make(engine_case *c, const char *preset, uint64_t contex
     synth_shape shape = *synth_preset(preset);
     shape.n_ctx = 8192;
     uint64_t bytes;
-    if (synth_write(c->model, &shape, 1, false, false, &bytes, &err) != PS_OK)
+    if (synth_write(c->model, &shape, 1, false, false, NULL, &bytes, &err) != PS_OK)
         case_die("synth_write", &err);
     ps_gguf *gguf;
     ps_model *model;

@@ -14,7 +14,7 @@ static char dir[] = "/tmp/ps-synth-fault-XXXXXX", path[64];
 static const char *write_model(void *ctx, bool injected) {
     ps_error err = {0};
     uint64_t bytes;
-    ps_status status = synth_write(path, ctx, 1, false, false, &bytes, &err);
+    ps_status status = synth_write(path, ctx, 1, false, false, NULL, &bytes, &err);
     /* ps_fault_hit is asked now: removing and checking the file are not what is tested. */
     bool hit = ps_fault_hit();
     ps_fault_disarm();
@@ -49,7 +49,7 @@ int main(void) {
     ps_error err;
     wrong += put_old();
     ps_fault_arm(0, false);
-    wrong += synth_write(path, &shape, 1, false, false, &bytes, &err) != PS_OK;
+    wrong += synth_write(path, &shape, 1, false, false, NULL, &bytes, &err) != PS_OK;
     uint64_t n_calls = ps_fault_disarm();
     for (uint64_t n = 1; n <= n_calls; n++) {
         wrong += put_old();

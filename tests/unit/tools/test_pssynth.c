@@ -36,7 +36,7 @@ static void write_model(const synth_shape *shape, uint64_t seed, bool sparse) {
     ps_error err;
     uint64_t bytes;
     char line[600];
-    ps_status s = synth_write(path, shape, seed, sparse, false, &bytes, &err);
+    ps_status s = synth_write(path, shape, seed, sparse, false, NULL, &bytes, &err);
     cr_assert_eq(s, PS_OK, "%s: %s", shape->preset, ps_error_format(&err, line, sizeof line));
     struct stat st;
     cr_assert_eq(stat(path, &st), 0);
@@ -186,12 +186,12 @@ Test(pssynth, refusals) {
     ps_error err;
     uint64_t bytes;
     shape.n_embd = 288;
-    cr_assert_eq(synth_write(path, &shape, 1, false, false, &bytes, &err), PS_E_USAGE);
+    cr_assert_eq(synth_write(path, &shape, 1, false, false, NULL, &bytes, &err), PS_E_USAGE);
     cr_assert_str_eq(err.subject, "output.weight", "%s", err.subject);
     shape = *synth_preset("tiny-llama");
     shape.n_head_kv = 3;
-    cr_assert_eq(synth_write(path, &shape, 1, false, false, &bytes, &err), PS_E_USAGE);
+    cr_assert_eq(synth_write(path, &shape, 1, false, false, NULL, &bytes, &err), PS_E_USAGE);
     cr_assert_eq(
-        synth_write("/nonexistent/x.gguf", synth_preset("tiny-llama"), 1, false, false, &bytes, &err),
+        synth_write("/nonexistent/x.gguf", synth_preset("tiny-llama"), 1, false, false, NULL, &bytes, &err),
         PS_E_CANTCREATE);
 }

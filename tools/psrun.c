@@ -35,6 +35,8 @@ static const ps_option options[] = {
     {"teacher-force", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0,
      "Evaluate a file of int32 token ids and write the logits of every position."},
     {"window", 0, PS_OPT_U64, "N", "512", 1, 1e6, "Tokens of each independent stretch of --teacher-force."},
+    {"chunk", 0, PS_OPT_U64, "N", NULL, 1, 1e6,
+     "Tokens that --teacher-force evaluates at once; default a whole window."},
     {"logits-out", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0,
      "Where --teacher-force writes float32 rows of the vocabulary's size; '-' is standard output."},
     {"trace", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0, "Write a trace of all steps."},

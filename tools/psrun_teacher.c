@@ -12,14 +12,20 @@
 static ps_status run_windows(const psrun *r, ps_session *s, const int32_t *ids, uint64_t n_ids,
                              uint64_t window, float *logits, FILE *out, ps_error *err) {
     uint64_t n_vocab = ps_engine_get_info(r->engine)->n_vocab;
+    uint64_t chunk = psrun_option(r, "chunk")->set ? psrun_option(r, "chunk")->u64 : window;
     for (uint64_t at = 0; at < n_ids; at += window) {
         uint64_t n = n_ids - at < window ? n_ids - at : window;
         ps_session_reset(s);
-        ps_eval_item item = {
-            .session = s, .tokens = ids + at, .n_tokens = (uint32_t)n, .logits = logits, .all_logits = true};
-        ps_status status = ps_engine_eval(r->engine, &item, 1, err);
-        if (status != PS_OK)
-            return status;
+        for (uint64_t i = 0; i < n; i += chunk) {
+            ps_eval_item item = {.session = s,
+                                 .tokens = ids + at + i,
+                                 .n_tokens = (uint32_t)(n - i < chunk ? n - i : chunk),
+                                 .logits = logits + i * n_vocab,
+                                 .all_logits = true};
+            ps_status status = ps_engine_eval(r->engine, &item, 1, err);
+            if (status != PS_OK)
+                return status;
+        }
         if (fwrite(logits, sizeof *logits * n_vocab, n, out) != n)
             return ps_error_errno(err, PS_E_IO, psrun_option(r, "logits-out")->text, errno, "cannot write");
     }

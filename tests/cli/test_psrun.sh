@@ -63,6 +63,13 @@ for a in llama qwen3 gemma3; do
   grep -q 'note:' "$dir/log" && fail "chat with $a: $(grep -a 'note:' "$dir/log")"
   grep -qa '^prompt ' "$dir/log" || fail "chat with $a: the speed does not begin a line"
 done
+"${run[@]}" --teacher-force "$dir/ids" --window 48 --chunk 1 --logits-out "$dir/l1" "$m" || fail "--chunk"
+python3 - "$dir/l" "$dir/l1" <<'PY' || fail "one token at a time is far from 48 at once"
+import array, math, sys
+a, b = (array.array("f", open(p, "rb").read()) for p in sys.argv[1:])
+diff = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b))) / math.sqrt(sum(x * x for x in a))
+assert len(a) == len(b) and 0 < diff < 0.05, diff
+PY
 
 # Wrong inputs.
 : >"$dir/empty"

@@ -163,6 +163,9 @@ ps_status synth_write(const char *path, const synth_shape *shape, uint64_t seed,
     char *header = NULL, *temp = NULL;
     int fd = -1, e = 0;
     ps_status status = ps_file_check_output(path, err);
+    struct stat st;
+    if (status == PS_OK && lstat(path, &st) == 0 && S_ISLNK(st.st_mode))
+        status = ps_error_set(err, PS_E_CANTCREATE, path, "cannot create: is a link");
     if (status == PS_OK)
         status = synth_tensors(shape, &tensors, &n_tensors, &data_bytes, err);
     if (status == PS_OK)

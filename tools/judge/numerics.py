@@ -155,6 +155,8 @@ class Psrun:
         self.file = tempfile.NamedTemporaryFile(suffix=".i32")
         np.array(ids, dtype=np.int32).tofile(self.file.name)
         command = [args.psrun, "--quiet", "--teacher-force", self.file.name, "--window", str(WINDOW), "--logits-out", "-"]
+        if args.chunk:
+            command += ["--chunk", str(args.chunk)]
         command += ["--plan", args.plan] if args.plan else []
         command += ["--threads", str(args.threads)] if args.psrun_threads else []
         self.proc = subprocess.Popen(command + [args.model], stdout=subprocess.PIPE)
@@ -212,6 +214,7 @@ def main():
     p.add_argument("--psrun-threads", action="store_true", help="pass --threads to psrun, too")
     p.add_argument("--cache", default=os.environ.get("PS_MODELS", os.path.expanduser("~/.cache/pinstripe")))
     p.add_argument("--windows", type=int, help="only the first N")
+    p.add_argument("--chunk", type=int, help="tokens we evaluate at once; 1 goes through the decode path")
     p.add_argument("--name")
     p.add_argument("--write", action="store_true")
     p.add_argument("--top-only", action="store_true")

@@ -91,8 +91,8 @@ static void text_case(const uint8_t *text, size_t len, bool llama, uint8_t optio
     bool mark = false;
     for (size_t i = 0; i + 2 < len; i++)
         mark = mark || memcmp(text + i, "\xE2\x96\x81", 3) == 0;
-    bool exact = is_utf8(text, len) &&
-                 (llama ? !mark && !(options >> 4 & 1) : !ps_tokenizer_get_info(o.t)->clean_spaces);
+    bool exact = is_utf8(text, len) && !(options >> 4 & 1) &&
+                 (llama ? !mark : !ps_tokenizer_get_info(o.t)->clean_spaces);
     round_trip(o.t, text, len, options, exact);
     tb_close(&o);
 }

@@ -75,6 +75,11 @@ say "models"
 
 check "layering" ./tools/check-layers.sh
 suite dev
+if command -v nvcc >/dev/null; then
+  check "GPU kernels compile for 7.5 and 12.0" bash -c "cmake --preset cuda && cmake --build --preset cuda -j $jobs"
+else
+  say "not run: GPU kernels compile (there is no nvcc)"
+fi
 if [ "$fast" -eq 0 ]; then
   suite asan-ubsan
   suite tsan

@@ -1,0 +1,110 @@
+/* The CUDA kernels: their registry rows, and the one call that launches any of them. Compiles without CUDA;
+ * the launcher itself exists only in builds with PS_CUDA. */
+#ifndef PS_KERNELS_CUDA_KERNELS_H
+#define PS_KERNELS_CUDA_KERNELS_H
+
+#include "kernels/kernel.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    PS_CUDA_MATVEC_TOKENS = 8, /* most token rows of the kernels that read weights once for all of them */
+    PS_CUDA_ATTN_CHUNK = 128,  /* positions of one block of decode attention: a constant, so that the order of
+                                  sums depends on nothing else */
+    PS_CUDA_MAX_USED = 32      /* experts per token */
+};
+
+/* Where one launch runs, and what the arguments of an instruction do not say. */
+typedef struct ps_cuda_on {
+    void *stream; /* cudaStream_t; launches are asynchronous and may be captured into a graph */
+    uint32_t
+        kv_bound; /* ATTENTION: no span ends above this position; sizes the grid and scratch, so that spans
+                          may change between replays of a graph */
+    uint32_t span_rows; /* ATTENTION, KV_STORE: most rows of one span */
+    /* MOE_DISPATCH: addresses of each expert's matrices, in device memory, [experts], instead of the matrices one
+     * behind the other; NULL entries are experts of another part. VRAM and mapped host memory may mix. */
+    const uint8_t *const *gate, *const *up, *const *down;
+} ps_cuda_on;
+
+/* Launch kernel `id` (a row below). Arguments mean what they mean for CPU kernels, with these differences:
+ * - all pointers, those to positions, outputs and spans too, and those inside the spans, are addresses that
+ *   the device can read: VRAM, or mapped page-locked memory (`direct`); weights start at multiples of 16 bytes;
+ * - only `a` itself, model and layer are read on the host, during the call;
+ * - MATMUL: w[0].row_bytes may be more than its columns take, so that a range of columns is a matrix too;
+ * - n_spans and n_tokens are the grid's bounds; a span with n_rows 0 is skipped.
+ * The order of every sum depends on shapes alone: neither on the memory that weights lie in, nor on the number of
+ * token rows or multiprocessors. Errors: PS_E_UNSUPPORTED (unknown id, shape), PS_E_OS with CUDA's code. Any thread whose
+ * current device is the stream's. */
+ps_status ps_cuda_launch(uint32_t id, const ps_kargs *a, const ps_cuda_on *on, ps_error *err);
+/* Load every kernel of the registry into the current context now, so that none is loaded between two tokens. */
+ps_status ps_cuda_load_all(ps_error *err);
+
+/* Rows, in the form of PS_CPU_OP_KERNELS: X(id, "name", op, weight type, in, out, min tokens, max tokens, tolerance,
+ * launcher, scratch base, per_token, per_token_col, per_col, per_thread, per_thread_col). Ascending ids.
+ * Matrix products: 2100 + ggml id; mixture of experts: 2200 + ggml id. Attention's scratch follows from
+ * ps_cuda_on.kv_bound instead: ps_cuda_attn_scratch. */
+#define PS_CUDA_KERNELS(X)                                                                                   \
+    X(2010, "cuda.rmsnorm.f32", RMSNORM, F32, F32, F32, 1, UINT32_MAX, 2e-6f, rmsnorm, 0, 0, 0, 0, 0, 0)     \
+    X(2011, "cuda.rmsnorm.q8", RMSNORM, F32, F32, Q8, 1, UINT32_MAX, 2e-3f, rmsnorm, 0, 0, 0, 0, 0, 0)       \
+    X(2020, "cuda.rope", ROPE, NONE, F32, F32, 1, UINT32_MAX, 1e-6f, rope, 0, 0, 0, 0, 0, 0)                 \
+    X(2021, "cuda.rope.factors", ROPE, F32, F32, F32, 1, UINT32_MAX, 1e-6f, rope, 0, 0, 0, 0, 0, 0)          \
+    X(2030, "cuda.kv_store", KV_STORE, NONE, F32, NONE, 1, UINT32_MAX, 0.0f, kv_store, 0, 0, 0, 0, 0, 0)     \
+    X(2040, "cuda.attention.split.f32", ATTENTION, NONE, F32, F32, 1, 15, 5e-5f, attn_split, 0, 0, 0, 0, 0,  \
+      0)                                                                                                     \
+    X(2041, "cuda.attention.split.q8", ATTENTION, NONE, F32, Q8, 1, 15, 2e-3f, attn_split, 0, 0, 0, 0, 0, 0) \
+    X(2050, "cuda.glu.f32", GLU, NONE, F32, F32, 1, UINT32_MAX, 1e-6f, glu, 0, 0, 0, 0, 0, 0)                \
+    X(2051, "cuda.glu.q8", GLU, NONE, F32, Q8, 1, UINT32_MAX, 2e-3f, glu, 0, 0, 0, 0, 0, 0)                  \
+    X(2060, "cuda.add", ADD, NONE, F32, F32, 1, UINT32_MAX, 1e-7f, add, 0, 0, 0, 0, 0, 0)                    \
+    X(2070, "cuda.convert.q8", CONVERT, NONE, F32, Q8, 1, UINT32_MAX, 2e-3f, convert, 0, 0, 0, 0, 0, 0)      \
+    X(2071, "cuda.convert.f16", CONVERT, NONE, F32, F16, 1, UINT32_MAX, 0.0f, convert, 0, 0, 0, 0, 0, 0)     \
+    X(2080, "cuda.gather", GATHER, NONE, F32, F32, 1, UINT32_MAX, 0.0f, gather, 0, 0, 0, 0, 0, 0)            \
+    X(2090, "cuda.moe_route", MOE_ROUTE, NONE, F32, SEL, 1, UINT32_MAX, 2e-6f, moe_route, 0, 0, 0, 0, 0, 0)  \
+    PS_CUDA_MATVEC_F(X, 2100, "f32", F32)                                                                    \
+    PS_CUDA_MATVEC_F(X, 2101, "f16", F16)                                                                    \
+    PS_CUDA_MATVEC_Q(X, 2102, "q4_0", Q4_0)                                                                  \
+    PS_CUDA_MATVEC_Q(X, 2103, "q4_1", Q4_1)                                                                  \
+    PS_CUDA_MATVEC_Q(X, 2106, "q5_0", Q5_0)                                                                  \
+    PS_CUDA_MATVEC_Q(X, 2107, "q5_1", Q5_1)                                                                  \
+    PS_CUDA_MATVEC_Q(X, 2108, "q8_0", Q8_0)                                                                  \
+    PS_CUDA_MATVEC_Q(X, 2112, "q4_k", Q4_K)                                                                  \
+    PS_CUDA_MATVEC_Q(X, 2113, "q5_k", Q5_K)                                                                  \
+    PS_CUDA_MATVEC_Q(X, 2114, "q6_k", Q6_K)                                                                  \
+    PS_CUDA_MATVEC_F(X, 2130, "bf16", BF16)                                                                  \
+    PS_CUDA_MOE_F(X, 2200, "f32", F32)                                                                       \
+    PS_CUDA_MOE_F(X, 2201, "f16", F16)                                                                       \
+    PS_CUDA_MOE_Q(X, 2202, "q4_0", Q4_0)                                                                     \
+    PS_CUDA_MOE_Q(X, 2203, "q4_1", Q4_1)                                                                     \
+    PS_CUDA_MOE_Q(X, 2206, "q5_0", Q5_0)                                                                     \
+    PS_CUDA_MOE_Q(X, 2207, "q5_1", Q5_1)                                                                     \
+    PS_CUDA_MOE_Q(X, 2208, "q8_0", Q8_0)                                                                     \
+    PS_CUDA_MOE_Q(X, 2212, "q4_k", Q4_K)                                                                     \
+    PS_CUDA_MOE_Q(X, 2213, "q5_k", Q5_K)                                                                     \
+    PS_CUDA_MOE_Q(X, 2214, "q6_k", Q6_K)                                                                     \
+    PS_CUDA_MOE_F(X, 2230, "bf16", BF16)
+
+#define PS_CUDA_MATVEC_F(X, id, text, type)                                                                  \
+    X(id, "cuda.matvec." text, MATMUL, type, F32, F32, 1, PS_CUDA_MATVEC_TOKENS, 1e-5f, matvec, 0, 0, 0, 0,  \
+      0, 0)
+#define PS_CUDA_MATVEC_Q(X, id, text, type)                                                                  \
+    X(id, "cuda.matvec." text ".q8", MATMUL, type, Q8, F32, 1, PS_CUDA_MATVEC_TOKENS, 1e-5f, matvec, 0, 0,   \
+      0, 0, 0, 0)
+/* Hidden rows of all (token, expert) pairs: floats, and in Q8 for quantised types. */
+#define PS_CUDA_MOE_F(X, id, text, type)                                                                     \
+    X(id, "cuda.moe." text ".f32", MOE_DISPATCH, type, F32, F32, 1, PS_CUDA_MATVEC_TOKENS, 1e-5f, moe, 0,    \
+      PS_CUDA_MAX_USED * 64, PS_CUDA_MAX_USED * 4, 0, 0, 0)
+#define PS_CUDA_MOE_Q(X, id, text, type)                                                                     \
+    X(id, "cuda.moe." text ".q8", MOE_DISPATCH, type, Q8, F32, 1, PS_CUDA_MATVEC_TOKENS, 2e-2f, moe, 0,      \
+      PS_CUDA_MAX_USED * 320, PS_CUDA_MAX_USED * 6, 0, 0, 0)
+
+/* Scratch bytes of decode attention: partial results of every chunk of positions. */
+static inline uint64_t ps_cuda_attn_scratch(const ps_layer *layer, uint32_t n_tokens, uint32_t kv_bound) {
+    const uint64_t chunks = ((uint64_t)kv_bound + PS_CUDA_ATTN_CHUNK - 1) / PS_CUDA_ATTN_CHUNK;
+    return (uint64_t)n_tokens * layer->n_head * chunks * (layer->head_dim_v + 2) * 4;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

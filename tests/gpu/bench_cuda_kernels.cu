@@ -1,0 +1,309 @@
+/* Speed of the CUDA kernels with cold caches: every launch reads weights that no launch before it has read for
+ * longer than the L2 holds. Medians of graph replays, per launch. A line per kernel and shape: microseconds, rate, and the
+ * target where there is one; as JSON with --json. Exit 1: a target was missed. */
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_kernels.h"
+
+#define CK(x)                                                                                                \
+    do {                                                                                                     \
+        cudaError_t e_ = (x);                                                                                \
+        if (e_ != cudaSuccess) {                                                                             \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_));              \
+            exit(1);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+static bool json;
+static int n_missed;
+static cudaStream_t stream;
+static uint8_t *weights, *work;
+static const size_t weights_bytes = (size_t)4 << 30, work_bytes = (size_t)256 << 20;
+
+__global__ void fill_random(uint32_t *p, size_t n, uint32_t mask, uint32_t bits) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
+        uint32_t x = (uint32_t)i * 2654435761u ^ (uint32_t)(i >> 32);
+        x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
+        p[i] = (x & mask) | bits;
+    }
+}
+__global__ void read_all(const uint4 *p, size_t n, uint32_t *out) {
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    uint32_t s = 0;
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    for (; i + 3 * step < n; i += 4 * step) {
+        const uint4 a = p[i], b = p[i + step], c = p[i + 2 * step], d = p[i + 3 * step];
+        s ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
+    }
+    if (s == 0x12345678)
+        *out = s;
+}
+
+/* Median over `reps` replays of a graph made by record(), in microseconds per launch. */
+template <class F> static double measure(int n_launches, int reps, F record) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t e0, e1;
+    CK(cudaEventCreate(&e0));
+    CK(cudaEventCreate(&e1));
+    CK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < n_launches; i++)
+        record(i);
+    CK(cudaStreamEndCapture(stream, &graph));
+    CK(cudaGraphInstantiate(&exec, graph, 0));
+    std::vector<float> us;
+    for (int r = 0; r < reps + 2; r++) {
+        float ms;
+        CK(cudaEventRecord(e0, stream));
+        CK(cudaGraphLaunch(exec, stream));
+        CK(cudaEventRecord(e1, stream));
+        CK(cudaStreamSynchronize(stream));
+        CK(cudaEventElapsedTime(&ms, e0, e1));
+        if (r >= 2)
+            us.push_back(ms * 1000 / (float)n_launches);
+    }
+    CK(cudaGraphExecDestroy(exec));
+    CK(cudaGraphDestroy(graph));
+    CK(cudaEventDestroy(e0));
+    CK(cudaEventDestroy(e1));
+    std::sort(us.begin(), us.end());
+    return us[us.size() / 2];
+}
+
+static void line(const char *name, const char *shape, double us, double bytes, double target_us) {
+    const bool missed = target_us > 0 && us > target_us;
+    n_missed += missed;
+    if (json)
+        printf("{\"kernel\": \"%s\", \"shape\": \"%s\", \"us\": %.2f, \"gb_per_s\": %.1f, \"target_us\": "
+               "%.2f, \"met\": %s}\n",
+               name, shape, us, bytes / us / 1e3, target_us,
+               target_us > 0 ? (missed ? "false" : "true") : "null");
+    else if (target_us > 0)
+        printf("%-28s %-34s %9.2f us %8.1f GB/s  target %8.2f us  %s\n", name, shape, us, bytes / us / 1e3,
+               target_us, missed ? "MISSED" : "met");
+    else
+        printf("%-28s %-34s %9.2f us %8.1f GB/s\n", name, shape, us, bytes / us / 1e3);
+}
+
+static void launch(uint32_t id, const ps_kargs &a, const ps_cuda_on &on) {
+    ps_error err;
+    if (ps_cuda_launch(id, &a, &on, &err) != PS_OK) {
+        fprintf(stderr, "%s: %s\n", err.subject, err.message);
+        exit(1);
+    }
+}
+
+struct type_row {
+    uint32_t id;
+    ps_dtype type;
+    const char *name;
+    bool target;
+};
+static const type_row types[] = {{2101, PS_DTYPE_F16, "f16", true},    {2102, PS_DTYPE_Q4_0, "q4_0", true},
+                                 {2108, PS_DTYPE_Q8_0, "q8_0", true},  {2112, PS_DTYPE_Q4_K, "q4_k", true},
+                                 {2114, PS_DTYPE_Q6_K, "q6_k", true},  {2103, PS_DTYPE_Q4_1, "q4_1", false},
+                                 {2106, PS_DTYPE_Q5_0, "q5_0", false}, {2107, PS_DTYPE_Q5_1, "q5_1", false},
+                                 {2113, PS_DTYPE_Q5_K, "q5_k", false}, {2130, PS_DTYPE_BF16, "bf16", false},
+                                 {2100, PS_DTYPE_F32, "f32", false}};
+
+static void bench_matvec(double hbm) {
+    static const uint32_t shapes[][2] = {
+        {4096, 14336}, {14336, 4096}, {2048, 768}, {768, 2048}}; /* cols, rows */
+    ps_model model = {};
+    for (const type_row &t : types)
+        for (const auto &sh : shapes)
+            for (uint32_t T = 1; T <= 8; T *= 2) {
+                if (T > 1 && (sh[1] < 4096 || sh[0] != 4096))
+                    continue;
+                ps_kargs a = {};
+                a.model = &model;
+                a.n_tokens = T;
+                ps_warg w = {weights, t.type, sh[0], sh[1], 1, 0};
+                ps_dtype_bytes(t.type, sh[0], &w.row_bytes);
+                a.n_rows = sh[1];
+                const bool q8 = t.type != PS_DTYPE_F16 && t.type != PS_DTYPE_BF16 && t.type != PS_DTYPE_F32;
+                const ps_fmt fmt = q8 ? PS_FMT_Q8 : PS_FMT_F32;
+                a.src[0] = {work, fmt, sh[0], ps_fmt_row_bytes(fmt, sh[0])};
+                a.dst = {work + (64 << 20), PS_FMT_F32, sh[1], ps_fmt_row_bytes(PS_FMT_F32, sh[1])};
+                const uint64_t bytes = (w.row_bytes * sh[1] + 31) / 32 * 32;
+                ps_cuda_on on = {};
+                on.stream = stream;
+                const int n = (int)std::min<uint64_t>(bytes > (16 << 20) ? 24 : 200, weights_bytes / bytes);
+                /* Launches that do not wait for each other would overlap: the stream's order keeps them apart. */
+                const double us = measure(n, 15, [&](int i) {
+                    a.w[0] = w;
+                    a.w[0].data = weights + (uint64_t)i * bytes;
+                    launch(t.id, a, on);
+                });
+                char shape[64], name[64];
+                snprintf(name, sizeof name, "matvec.%s", t.name);
+                snprintf(shape, sizeof shape, "%u x %u, %u tokens", sh[0], sh[1], T);
+                line(name, shape, us, (double)bytes,
+                     t.target && T == 1 ? 4 + (double)bytes / (0.85 * hbm * 1e3) : 0);
+            }
+}
+
+static void bench_attention(double hbm) {
+    for (uint32_t kv = 1024; kv <= 65536; kv *= 4) {
+        ps_model model = {};
+        ps_layer l = {};
+        l.n_head = 32, l.n_head_kv = 8, l.head_dim_k = l.head_dim_v = 128, l.attn_scale = 0.088f;
+        ps_kargs a = {};
+        a.model = &model, a.layer = &l;
+        a.n_tokens = 1, a.n_rows = 8, a.n_spans = 1;
+        a.src[0] = {work, PS_FMT_F32, 4096, 16384};
+        a.dst = {work + (1 << 20), PS_FMT_F32, 4096, 16384};
+        a.scratch = work + (2 << 20);
+        const uint64_t bytes = (uint64_t)kv * 1024 * 2 * 2;
+        const int n = (int)std::min<uint64_t>(32, weights_bytes / bytes);
+        std::vector<ps_seq_span> spans((size_t)n);
+        for (int i = 0; i < n; i++)
+            spans[(size_t)i] = {0,
+                                1,
+                                kv - 1,
+                                kv,
+                                (uint16_t *)(weights + i * bytes),
+                                (uint16_t *)(weights + i * bytes + bytes / 2)};
+        ps_seq_span *d_spans;
+        CK(cudaMalloc(&d_spans, spans.size() * sizeof spans[0]));
+        CK(cudaMemcpy(d_spans, spans.data(), spans.size() * sizeof spans[0], cudaMemcpyHostToDevice));
+        ps_cuda_on on = {};
+        on.stream = stream, on.kv_bound = kv, on.span_rows = 1;
+        const double us = measure(n, 15, [&](int i) {
+            a.spans = d_spans + i;
+            launch(2040, a, on);
+        });
+        char shape[64];
+        snprintf(shape, sizeof shape, "32/8 heads of 128, KV %u", kv);
+        line("attention.split", shape, us, (double)bytes,
+             kv == 16384 ? (double)bytes / (0.75 * hbm * 1e3) : 0);
+        CK(cudaFree(d_spans));
+    }
+}
+
+static void bench_rows() {
+    ps_model model = {};
+    model.norm_eps = 1e-5f;
+    model.moe_norm_topk = true;
+    ps_layer l = {};
+    l.n_head = 32, l.n_head_kv = 8, l.head_dim_k = l.head_dim_v = l.rope_dims = 128, l.rope_base = 500000,
+    l.rope_scale = 1;
+    ps_kargs a = {};
+    a.model = &model, a.layer = &l;
+    a.n_tokens = 1;
+    a.positions = (const uint32_t *)(work + (8 << 20));
+    ps_cuda_on on = {};
+    on.stream = stream;
+    a.src[0] = a.src[1] = {work, PS_FMT_F32, 4096, 16384};
+    a.src[1].data = NULL;
+    a.dst = {work + (1 << 20), PS_FMT_F32, 4096, 16384};
+    a.w[0] = {work + (2 << 20), PS_DTYPE_F32, 4096, 1, 1, 16384};
+    const auto one = [&](const char *name, uint32_t id) {
+        line(name, "4096 columns, 1 token", measure(100, 15, [&](int) { launch(id, a, on); }), 3 * 16384, 0);
+    };
+    one("rmsnorm.f32", 2010);
+    a.dst.fmt = PS_FMT_Q8;
+    one("rmsnorm.q8", 2011);
+    one("convert.q8", 2070);
+    a.src[1] = a.src[0];
+    one("glu.q8", 2051);
+    a.dst.fmt = PS_FMT_F32;
+    one("add", 2060);
+    a.w[0].data = NULL;
+    one("rope", 2020);
+    a.src[0].cols = 128, a.dst = {work + (1 << 20), PS_FMT_SEL, 8, 64};
+    line("moe_route", "8 of 128, 1 token", measure(100, 15, [&](int) { launch(2090, a, on); }), 1024, 0);
+}
+
+static void bench_moe() {
+    ps_model model = {};
+    model.norm_eps = 1e-5f;
+    static const type_row rows[] = {{2202, PS_DTYPE_Q4_0, "q4_0", false}, {2201, PS_DTYPE_F16, "f16", false}};
+    for (const type_row &t : rows)
+        for (uint32_t T = 1; T <= 8; T *= 2) {
+            const uint32_t cols = 2048, ff = 768, experts = 128, used = 8;
+            const bool q8 = t.type == PS_DTYPE_Q4_0;
+            ps_kargs a = {};
+            a.model = &model;
+            a.n_tokens = T;
+            a.n_rows = experts;
+            ps_dtype_bytes(t.type, cols, &a.w[0].row_bytes);
+            ps_dtype_bytes(t.type, ff, &a.w[2].row_bytes);
+            a.w[0] = {NULL, t.type, cols, ff, experts, a.w[0].row_bytes};
+            a.w[1] = a.w[0];
+            a.w[2] = {NULL, t.type, ff, cols, experts, a.w[2].row_bytes};
+            const uint64_t bytes = a.w[0].row_bytes * ff * experts;
+            const ps_fmt fmt = q8 ? PS_FMT_Q8 : PS_FMT_F32;
+            a.src[0] = {work, fmt, cols, ps_fmt_row_bytes(fmt, cols)};
+            a.src[1] = {work + (1 << 20), PS_FMT_SEL, used, 64};
+            a.dst = {work + (2 << 20), PS_FMT_F32, cols, 8192};
+            a.scratch = work + (16 << 20);
+            /* Every launch takes other experts, and there are several layers. */
+            const int n_layers = (int)(weights_bytes / (3 * bytes)), n = 16 * n_layers;
+            std::vector<uint8_t> sel((size_t)n * 64 * T);
+            for (int i = 0; i < n; i++)
+                for (uint32_t k = 0; k < T * used; k++) {
+                    const int32_t e =
+                        (int32_t)((i / n_layers * 8 + (int)(k % used) + 24 * (int)(k / used)) % 128);
+                    const float w = 0.125f;
+                    memcpy(&sel[(size_t)i * 64 * T + 8 * k], &e, 4);
+                    memcpy(&sel[(size_t)i * 64 * T + 8 * k + 4], &w, 4);
+                }
+            CK(cudaMemcpy(a.src[1].data, sel.data(), sel.size(), cudaMemcpyHostToDevice));
+            ps_cuda_on on = {};
+            on.stream = stream;
+            const double us = measure(n, 7, [&](int i) {
+                const uint8_t *base = weights + (uint64_t)(i % n_layers) * 3 * bytes;
+                a.w[0].data = base, a.w[1].data = base + bytes, a.w[2].data = base + 2 * bytes;
+                a.src[1].data = work + (1 << 20) + (size_t)i * 64 * T;
+                launch(t.id, a, on);
+            });
+            char name[64], shape[64];
+            snprintf(name, sizeof name, "moe.%s", t.name);
+            snprintf(shape, sizeof shape, "8 of 128, 2048 x 768, %u tokens", T);
+            line(name, shape, us, 3.0 * (double)bytes / experts * used * T, 0);
+        }
+}
+
+int main(int argc, char **argv) {
+    json = argc > 1 && !strcmp(argv[1], "--json");
+    int n_devices = 0;
+    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
+        printf("SKIP: no CUDA device\n");
+        return 77;
+    }
+    ps_error err;
+    if (ps_cuda_load_all(&err) != PS_OK) {
+        fprintf(stderr, "%s: %s\n", err.subject, err.message);
+        return 1;
+    }
+    CK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CK(cudaMalloc(&weights, weights_bytes));
+    CK(cudaMalloc(&work, work_bytes));
+    /* Bits that are small numbers whatever they are read as: no exponent is large, no half is NaN. */
+    fill_random<<<4096, 256, 0, stream>>>((uint32_t *)weights, weights_bytes / 4, 0x3bff3bffu, 0);
+    fill_random<<<4096, 256, 0, stream>>>((uint32_t *)work, work_bytes / 4, 0x3b7f3b7fu, 0x04000400u);
+    CK(cudaStreamSynchronize(stream));
+    const double us = measure(4, 9, [&](int i) {
+        read_all<<<2112, 512, 0, stream>>>((const uint4 *)(weights + (size_t)i % 2 * (weights_bytes / 2)),
+                                           weights_bytes / 32, (uint32_t *)work);
+    });
+    const double hbm = (double)weights_bytes / 2 / us / 1e3; /* GB/s */
+    line("read of device memory", "2 GiB", us, (double)weights_bytes / 2, 0);
+    bench_matvec(hbm);
+    bench_attention(hbm);
+    bench_rows();
+    bench_moe();
+    if (!json)
+        printf("%d targets missed\n", n_missed);
+    return n_missed != 0;
+}

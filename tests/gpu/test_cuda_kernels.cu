@@ -1,0 +1,579 @@
+/* Every CUDA kernel of the registry against the double-precision reference, on random and extreme inputs and odd
+ * shapes. Each case runs twice from VRAM and once with its weights in mapped host memory: the bits must be the
+ * same. Outputs are poisoned first; device buffers have their exact size, so that a memory checker sees any step
+ * outside. test_cuda_kernels [--few] [NAME]: only kernels whose name contains NAME; --few: small shapes and two fillings,
+ * for memory checkers. */
+#include <cuda_runtime.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+#include "kernels/cuda/cuda_kernels.h"
+
+#define CK(x)                                                                                                \
+    do {                                                                                                     \
+        cudaError_t e_ = (x);                                                                                \
+        if (e_ != cudaSuccess) {                                                                             \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_));              \
+            exit(1);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+enum fill { RANDOM, HUGE_VALUES, TINY_VALUES, ZERO_ROWS, EQUAL, OUTLIERS, N_FILLS };
+static const char *const fill_names[] = {"random", "huge", "tiny", "zero rows", "equal", "outliers"};
+
+struct spec {
+    uint32_t id;
+    const char *name;
+    ps_op op;
+    ps_dtype wtype;
+    ps_fmt in, out;
+    float tolerance;
+};
+#define SPEC(id_, name_, op_, wtype_, in_, out_, min_, max_, tol_, ...)                                      \
+    {id_, name_, PS_OP_##op_, PS_DTYPE_##wtype_, PS_FMT_##in_, PS_FMT_##out_, tol_},
+static const spec specs[] = {PS_CUDA_KERNELS(SPEC)};
+
+static uint64_t rng = 1;
+static uint32_t rnd() {
+    rng = rng * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(rng >> 33);
+}
+static float uniform() {
+    return (float)rnd() / 1073741824.0f - 1.0f;
+}
+
+/* Host memory of a case, and what has been copied to the device. */
+struct pool {
+    std::vector<void *> host, device, pinned;
+    void *alloc(size_t n) {
+        void *p = aligned_alloc(64, (n + 63) / 64 * 64 + 64);
+        if (!p)
+            exit(71);
+        memset(p, 0xA5, (n + 63) / 64 * 64 + 64);
+        host.push_back(p);
+        return p;
+    }
+    void *to_device(const void *p, size_t n) {
+        if (!p || !n)
+            return nullptr;
+        void *d;
+        CK(cudaMalloc(&d, n));
+        CK(cudaMemcpy(d, p, n, cudaMemcpyHostToDevice));
+        device.push_back(d);
+        return d;
+    }
+    void *to_mapped(const void *p, size_t n) {
+        void *h, *d;
+        CK(cudaHostAlloc(&h, n, cudaHostAllocMapped));
+        memcpy(h, p, n);
+        pinned.push_back(h);
+        CK(cudaHostGetDevicePointer(&d, h, 0));
+        return d;
+    }
+    ~pool() {
+        for (void *p : host)
+            free(p);
+        for (void *p : device)
+            cudaFree(p);
+        for (void *p : pinned)
+            cudaFreeHost(p);
+    }
+};
+
+static float value(fill how, uint32_t t, float v) {
+    switch (how) {
+    case HUGE_VALUES:
+        return v * 1e18f;
+    case TINY_VALUES:
+        return v * 1e-24f;
+    case ZERO_ROWS:
+        return t % 2 ? v : 0;
+    case EQUAL:
+        return 0.75f;
+    case OUTLIERS:
+        return rnd() % 37 ? v : v * 3000;
+    default:
+        return v;
+    }
+}
+
+struct test_case {
+    pool mem;
+    ps_model model = {};
+    ps_layer layer = {};
+    ps_kargs a = {};
+    ps_cuda_on on = {};
+    std::vector<ps_seq_span> spans;
+    uint64_t out_rows = 0;
+};
+
+static ps_xarg new_act(test_case &c, ps_fmt fmt, uint64_t cols, uint64_t rows) {
+    ps_xarg x = {nullptr, fmt, cols, ps_fmt_row_bytes(fmt, cols)};
+    x.data = c.mem.alloc(x.row_bytes * rows);
+    return x;
+}
+/* Floats first, then in the format wanted through the reference's own conversion. */
+static ps_xarg source(test_case &c, ps_fmt fmt, uint64_t cols, uint64_t rows, fill how) {
+    ps_xarg f = new_act(c, PS_FMT_F32, cols, rows);
+    for (uint64_t t = 0; t < rows; t++)
+        for (uint64_t i = 0; i < cols; i++)
+            ((float *)((uint8_t *)f.data + t * f.row_bytes))[i] = value(how, (uint32_t)t, uniform());
+    if (fmt == PS_FMT_F32)
+        return f;
+    ps_xarg x = new_act(c, fmt, cols, rows);
+    ps_kargs k = {};
+    k.n_tokens = (uint32_t)rows;
+    k.src[0] = f;
+    k.dst = x;
+    if (ps_ref_run(PS_OP_CONVERT, &k, NULL) != PS_OK)
+        exit(70);
+    return x;
+}
+static ps_warg weight(test_case &c, ps_dtype type, uint64_t cols, uint64_t rows, uint64_t experts = 1,
+                      float add = 0.1f) {
+    ps_warg w = {nullptr, type, cols, rows, experts, 0};
+    if (!ps_dtype_bytes(type, cols, &w.row_bytes))
+        exit(70);
+    uint8_t *data = (uint8_t *)c.mem.alloc(w.row_bytes * rows * experts);
+    std::vector<float> f(cols);
+    for (uint64_t r = 0; r < rows * experts; r++) {
+        for (float &v : f)
+            v = uniform() + add;
+        ps_quantize_row(type, f.data(), data + r * w.row_bytes, cols);
+    }
+    w.data = data;
+    return w;
+}
+static size_t weight_bytes(const ps_warg &w) {
+    return w.data ? w.row_bytes * w.rows * w.experts : 0;
+}
+
+static double row_error(const ps_xarg &x, const uint8_t *got, const uint8_t *want, uint64_t rows, bool *nan) {
+    double diff = 0, norm = 0;
+    for (uint64_t t = 0; t < rows; t++)
+        for (uint64_t i = 0; i < x.cols; i++) {
+            double v[2];
+            const uint8_t *p[2] = {got + t * x.row_bytes, want + t * x.row_bytes};
+            for (int k = 0; k < 2; k++) {
+                if (x.fmt == PS_FMT_Q8) {
+                    v[k] = (double)((const float *)(p[k] + ps_q8_d_offset(x.cols)))[i / 32] *
+                           (double)(int8_t)p[k][i];
+                } else if (x.fmt == PS_FMT_F16) {
+                    v[k] = (double)ps_f16_to_f32(((const uint16_t *)p[k])[i]);
+                } else if (x.fmt == PS_FMT_SEL) {
+                    v[k] = (double)((const float *)p[k])[2 * i + 1] +
+                           1000 * (double)((const int32_t *)p[k])[2 * i];
+                } else {
+                    v[k] = (double)((const float *)p[k])[i];
+                }
+                *nan |= k == 0 && isnan(v[k]) != 0;
+            }
+            if (isinf(v[1]) && v[0] == v[1])
+                continue;
+            diff += (v[0] - v[1]) * (v[0] - v[1]);
+            norm += v[1] * v[1];
+        }
+    /* Q8: the plane of sums too. */
+    if (x.fmt == PS_FMT_Q8)
+        for (uint64_t t = 0; t < rows; t++)
+            for (uint64_t g = 0; g < x.cols / 32; g++) {
+                const float *s = (const float *)(got + t * x.row_bytes + ps_q8_s_offset(x.cols));
+                const float *d = (const float *)(got + t * x.row_bytes + ps_q8_d_offset(x.cols));
+                int sum = 0;
+                for (int i = 0; i < 32; i++)
+                    sum += (int8_t)got[t * x.row_bytes + 32 * g + i];
+                if (fabs((double)s[g] - (double)d[g] * sum) > 1e-6 * fabs((double)d[g] * 4064))
+                    *nan = true;
+            }
+    return norm > 0 ? sqrt(diff / norm) : sqrt(diff);
+}
+
+static int n_cases, n_failed;
+static bool few; /* small shapes alone */
+static bool left_out(uint64_t work) {
+    return few && work > 300000;
+}
+
+/* Run the case on the device in the three ways and compare with the reference. */
+static void check(test_case &c, const spec &s, const char *what, fill how, bool is_kv = false) {
+    ps_error err;
+    n_cases++;
+    /* The device's copies come first: some operations work in place. */
+    ps_kargs d = c.a;
+    pool &m = c.mem;
+    std::vector<uint8_t> result[3], kv_result[3];
+    const size_t out_bytes = c.a.dst.data ? c.a.dst.row_bytes * c.out_rows : 0;
+    const uint8_t *gate_table[3][1024];
+    for (int i = 0; i < PS_OP_MAX_SRC; i++) {
+        const uint64_t rows = s.op == PS_OP_GATHER ? c.out_rows * 3 : c.out_rows;
+        if (c.a.src[i].data)
+            d.src[i].data = m.to_device(c.a.src[i].data, c.a.src[i].row_bytes * rows);
+    }
+    d.positions = (const uint32_t *)m.to_device(c.a.positions, c.a.positions ? 4 * c.a.n_tokens : 0);
+    d.outputs = (const uint32_t *)m.to_device(c.a.outputs, c.a.outputs ? 4 * c.a.n_tokens : 0);
+    c.on.kv_bound = 0, c.on.span_rows = 0;
+    const auto plane = [&](const ps_seq_span &sp, uint32_t dim) {
+        return (size_t)sp.kv_rows * c.layer.n_head_kv * dim * 2;
+    };
+    for (const ps_seq_span &sp : c.spans) {
+        c.on.kv_bound = sp.pos0 + sp.n_rows > c.on.kv_bound ? sp.pos0 + sp.n_rows : c.on.kv_bound;
+        c.on.span_rows = sp.n_rows > c.on.span_rows ? sp.n_rows : c.on.span_rows;
+    }
+    uint64_t scratch =
+        s.op == PS_OP_ATTENTION ? ps_cuda_attn_scratch(&c.layer, c.a.n_tokens, c.on.kv_bound) : 0;
+    if (s.op == PS_OP_MOE_DISPATCH)
+        scratch = c.a.n_tokens * (uint64_t)PS_CUDA_MAX_USED * (320 + 6 * c.a.w[0].rows);
+    if (scratch) {
+        CK(cudaMalloc((void **)&d.scratch, scratch));
+        m.device.push_back(d.scratch);
+        CK(cudaMemset(d.scratch, 0xFF, scratch)); /* NaN */
+    }
+    for (int way = 0; way < 3; way++) {
+        for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++)
+            if (c.a.w[i].data && way != 1)
+                d.w[i].data =
+                    (const uint8_t *)(way == 2 ? m.to_mapped(c.a.w[i].data, weight_bytes(c.a.w[i]))
+                                               : m.to_device(c.a.w[i].data, weight_bytes(c.a.w[i])));
+        ps_cuda_on on = c.on;
+        if (s.op == PS_OP_MOE_DISPATCH && way == 2) { /* addresses instead of a base, even experts in VRAM */
+            const uint8_t *const *tables[3];
+            for (int i = 0; i < 3; i++) {
+                const ps_warg &w = c.a.w[i];
+                const uint8_t *vram = (const uint8_t *)m.to_device(w.data, weight_bytes(w));
+                for (uint64_t e = 0; e < w.experts; e++)
+                    gate_table[i][e] = (e % 2 ? d.w[i].data : vram) + e * w.rows * w.row_bytes;
+                tables[i] = (const uint8_t *const *)m.to_device(gate_table[i], w.experts * 8);
+                d.w[i].data = NULL;
+            }
+            on.gate = tables[0], on.up = tables[1], on.down = tables[2];
+        }
+        std::vector<ps_seq_span> spans = c.spans;
+        for (ps_seq_span &sp : spans) {
+            sp.k = (uint16_t *)m.to_device(sp.k, plane(sp, c.layer.head_dim_k));
+            sp.v = (uint16_t *)m.to_device(sp.v, plane(sp, c.layer.head_dim_v));
+        }
+        d.spans = (const ps_seq_span *)m.to_device(spans.data(), spans.size() * sizeof spans[0]);
+        if (out_bytes) {
+            CK(cudaMalloc(&d.dst.data, out_bytes));
+            m.device.push_back(d.dst.data);
+            CK(cudaMemset(d.dst.data, 0xA5, out_bytes));
+        }
+        if (ps_cuda_launch(s.id, &d, &on, &err) != PS_OK) {
+            printf("FAILED %s, %s, %s: %s\n", s.name, what, fill_names[how], err.message);
+            n_failed++;
+            return;
+        }
+        CK(cudaDeviceSynchronize());
+        result[way].resize(out_bytes);
+        if (out_bytes)
+            CK(cudaMemcpy(result[way].data(), d.dst.data, out_bytes, cudaMemcpyDeviceToHost));
+        if (is_kv)
+            for (const ps_seq_span &sp : spans) {
+                const size_t nk = plane(sp, c.layer.head_dim_k), nv = plane(sp, c.layer.head_dim_v);
+                const size_t at = kv_result[way].size();
+                kv_result[way].resize(at + nk + nv);
+                CK(cudaMemcpy(&kv_result[way][at], sp.k, nk, cudaMemcpyDeviceToHost));
+                CK(cudaMemcpy(&kv_result[way][at + nk], sp.v, nv, cudaMemcpyDeviceToHost));
+            }
+    }
+    c.a.spans = c.spans.data();
+    if (ps_ref_run(s.op, &c.a, &err) != PS_OK) {
+        printf("FAILED %s: reference: %s\n", s.name, err.message);
+        n_failed++;
+        return;
+    }
+    bool nan = false;
+    double e = 0;
+    if (is_kv) {
+        std::vector<uint8_t> want;
+        for (const ps_seq_span &sp : c.spans) {
+            const size_t nk = plane(sp, c.layer.head_dim_k), nv = plane(sp, c.layer.head_dim_v),
+                         at = want.size();
+            want.resize(at + nk + nv);
+            memcpy(&want[at], sp.k, nk);
+            memcpy(&want[at + nk], sp.v, nv);
+        }
+        e = want == kv_result[0] ? 0 : 1;
+    } else {
+        e = row_error(c.a.dst, result[0].data(), (const uint8_t *)c.a.dst.data, c.out_rows, &nan);
+    }
+    const bool same = result[0] == result[1] && result[0] == result[2] && kv_result[0] == kv_result[1];
+    if (!(e <= (double)s.tolerance) || nan || !same) {
+        printf("FAILED %s, %s, %s: error %.3g (tolerance %.3g)%s%s\n", s.name, what, fill_names[how], e,
+               (double)s.tolerance, nan ? ", NaN or wrong sums" : "",
+               same ? "" : ", bits differ between runs or memories");
+        n_failed++;
+    }
+}
+
+static void test_rows(const spec &s, fill how) {
+    static const uint32_t shapes[][3] = {/* tokens, cols, group */
+                                         {1, 4096, 0},  {3, 64, 0},   {2, 1024, 128}, {5, 96, 0},
+                                         {1, 14336, 0}, {7, 320, 64}, {33, 2048, 0}};
+    for (const auto &sh : shapes)
+        for (int residual = 0; residual < 2; residual++) {
+            if (left_out((uint64_t)sh[0] * sh[1] * 16))
+                continue;
+            test_case c;
+            const uint32_t T = sh[0], n = sh[1];
+            c.out_rows = T;
+            c.a.model = &c.model, c.a.layer = &c.layer;
+            c.model.norm_eps = 1e-5f;
+            c.model.glu = residual ? PS_GLU_GELU_TANH : PS_GLU_SILU;
+            c.a.n_tokens = T;
+            c.a.src[0] = source(c, s.in, n, T * 3, how);
+            c.a.dst = new_act(c, s.out, n, T);
+            if (s.op == PS_OP_RMSNORM)
+                c.a.w[0] = weight(c, PS_DTYPE_F32, sh[2] ? sh[2] : n, 1);
+            if (s.op == PS_OP_GLU || s.op == PS_OP_ADD || (s.op == PS_OP_RMSNORM && residual))
+                c.a.src[1] = source(c, PS_FMT_F32, n, T * 3, how);
+            std::vector<uint32_t> outputs(T);
+            for (uint32_t t = 0; t < T; t++)
+                outputs[t] = rnd() % (3 * T);
+            if (s.op == PS_OP_GATHER)
+                c.a.outputs = outputs.data();
+            char what[96];
+            snprintf(what, sizeof what, "T %u, cols %u, group %u, residual %d", T, n, sh[2], residual);
+            check(c, s, what, how);
+        }
+}
+
+static void test_matvec(const spec &s, fill how) {
+    static const uint32_t shapes[][4] = {
+        /* cols, rows, row0, n_rows */
+        {4096, 300, 0, 300}, {2048, 768, 0, 768}, {768, 65, 0, 65}, {14336, 9, 0, 9},  {256, 77, 13, 50},
+        {11520, 7, 2, 5},    {256, 1, 0, 1},      {512, 33, 30, 3}, {1280, 40, 0, 40}, {96, 21, 0, 21},
+        {32, 5, 0, 5},       {1120, 6, 0, 6},     {37, 9, 0, 9}};
+    const ps_dtype_info *info = ps_dtype_find(s.wtype);
+    for (const auto &sh : shapes) {
+        if (sh[0] % info->block_elems)
+            continue;
+        for (uint32_t T = 1; T <= PS_CUDA_MATVEC_TOKENS; T++) {
+            if (((how != RANDOM || few) && T != 1 && T != 5) || left_out((uint64_t)sh[0] * sh[1]))
+                continue;
+            test_case c;
+            c.a.model = &c.model, c.a.layer = &c.layer;
+            c.out_rows = T;
+            c.a.n_tokens = T;
+            c.a.w[0] = weight(c, s.wtype, sh[0], sh[1]);
+            c.a.row0 = sh[2], c.a.n_rows = sh[3];
+            c.a.src[0] = source(c, s.in, sh[0], T, how);
+            c.a.dst = new_act(c, PS_FMT_F32, sh[1], T);
+            memset(c.a.dst.data, 0xA5,
+                   c.a.dst.row_bytes * T); /* columns outside the range stay as they were */
+            if (T % 2 == 0)
+                c.a.w[1] = weight(c, PS_DTYPE_F32, sh[1], 1);
+            if (T % 3 == 0)
+                c.a.src[1] = source(c, PS_FMT_F32, sh[1], T, how);
+            char what[96];
+            snprintf(what, sizeof what, "T %u, %u x %u, rows %u + %u", T, sh[0], sh[1], sh[2], sh[3]);
+            check(c, s, what, how);
+        }
+    }
+}
+
+static void test_rope(const spec &s, fill how) {
+    static const uint32_t shapes[][4] = {{1, 32, 128, 128}, {5, 3, 64, 64}, {4, 8, 96, 48}, {2, 1, 256, 256}};
+    for (const auto &sh : shapes)
+        for (int style = 0; style < 2; style++) {
+            test_case c;
+            c.a.model = &c.model, c.a.layer = &c.layer;
+            c.out_rows = c.a.n_tokens = sh[0];
+            c.model.rope_style = style ? PS_ROPE_NEOX : PS_ROPE_NORMAL;
+            c.layer.head_dim_k = sh[2], c.layer.rope_dims = sh[3];
+            c.layer.rope_base = 500000.0f, c.layer.rope_scale = style ? 1.0f : 0.25f;
+            std::vector<uint32_t> pos(sh[0]);
+            for (uint32_t &p : pos)
+                p = rnd() % 65536;
+            c.a.positions = pos.data();
+            c.a.src[0] = source(c, PS_FMT_F32, sh[1] * sh[2], sh[0], how);
+            c.a.dst = new_act(c, PS_FMT_F32, sh[1] * sh[2], sh[0]);
+            if (s.wtype == PS_DTYPE_F32)
+                c.a.w[0] = weight(c, PS_DTYPE_F32, sh[3] / 2, 1, 1, 2.5f);
+            char what[96];
+            snprintf(what, sizeof what, "T %u, %u heads of %u, %u rotated, style %d", sh[0], sh[1], sh[2],
+                     sh[3], style);
+            check(c, s, what, how);
+        }
+}
+
+/* n_head, n_head_kv, dk, dv, window, kv_rows (0: enough), and two spans (pos0, rows). */
+static void test_attention(const spec &s, fill how) {
+    static const uint32_t shapes[][11] = {
+        {32, 8, 128, 128, 0, 0, 1023, 1, 0, 0},  {9, 3, 64, 64, 0, 0, 5, 1, 300, 1},
+        {4, 1, 256, 256, 100, 0, 700, 1, 40, 3}, {4, 4, 80, 96, 0, 0, 127, 1, 128, 1},
+        {16, 2, 128, 64, 0, 0, 0, 1, 3000, 1},   {24, 2, 64, 64, 0, 0, 200, 2, 17, 4},
+        {8, 2, 64, 64, 129, 160, 500, 1, 90, 5}, {32, 32, 128, 128, 0, 0, 255, 3, 256, 2},
+        {6, 3, 64, 32, 512, 0, 1500, 1, 511, 2}, {32, 4, 128, 128, 0, 0, 4095, 1, 31, 1}};
+    for (const auto &sh : shapes)
+        for (int part = 0; part < 2; part++) {
+            test_case c;
+            c.a.model = &c.model, c.a.layer = &c.layer;
+            ps_layer &l = c.layer;
+            l.n_head = sh[0], l.n_head_kv = sh[1], l.head_dim_k = sh[2], l.head_dim_v = sh[3],
+            l.window = sh[4];
+            l.attn_scale = 1.0f / sqrtf((float)l.head_dim_k);
+            if ((part && (l.n_head_kv < 2 || s.op == PS_OP_KV_STORE)) ||
+                left_out((uint64_t)(sh[6] + sh[8]) * sh[1] * sh[2]))
+                continue;
+            c.a.row0 = part ? 1 : 0, c.a.n_rows = part ? l.n_head_kv - 1 : l.n_head_kv;
+            uint32_t T = 0;
+            for (int k = 0; k < 2; k++) {
+                const uint32_t pos0 = sh[6 + 2 * k], n = sh[7 + 2 * k];
+                if (!n)
+                    continue;
+                ps_seq_span sp = {T, n, pos0, sh[5] ? sh[5] : pos0 + n, nullptr, nullptr};
+                const size_t nk = (size_t)sp.kv_rows * l.n_head_kv * l.head_dim_k,
+                             nv = (size_t)sp.kv_rows * l.n_head_kv * l.head_dim_v;
+                sp.k = (uint16_t *)c.mem.alloc(nk * 2);
+                sp.v = (uint16_t *)c.mem.alloc(nv * 2);
+                for (size_t i = 0; i < nk; i++)
+                    sp.k[i] = ps_f32_to_f16(uniform());
+                for (size_t i = 0; i < nv; i++)
+                    sp.v[i] = ps_f32_to_f16(uniform());
+                c.spans.push_back(sp);
+                T += n;
+            }
+            c.a.n_spans = (uint32_t)c.spans.size();
+            c.out_rows = c.a.n_tokens = T;
+            const bool store = s.op == PS_OP_KV_STORE;
+            const fill f = store && how == HUGE_VALUES ? OUTLIERS : how == HUGE_VALUES ? RANDOM : how;
+            c.a.src[0] = source(c, PS_FMT_F32, (store ? l.n_head_kv : l.n_head) * l.head_dim_k, T, f);
+            if (store)
+                c.a.src[1] = source(c, PS_FMT_F32, l.n_head_kv * l.head_dim_v, T, f);
+            else
+                c.a.dst = new_act(c, s.out, l.n_head * l.head_dim_v, T);
+            if (s.out == PS_FMT_Q8 && (l.head_dim_v % 32))
+                continue;
+            if (s.out == PS_FMT_Q8 &&
+                part) /* a range leaves the other groups as they were: all bits are compared */
+                memset(c.a.dst.data, 0, c.a.dst.row_bytes * T);
+            char what[96];
+            snprintf(what, sizeof what, "%u/%u heads of %u/%u, window %u, at %u, part %d", sh[0], sh[1],
+                     sh[2], sh[3], sh[4], sh[6], part);
+            if (s.out == PS_FMT_Q8 && part)
+                continue; /* F32 covers ranges */
+            check(c, s, what, f, store);
+        }
+}
+
+static void test_moe(const spec &s, fill how) {
+    static const uint32_t shapes[][7] = {/* T, experts, used, cols, ff, first, n */
+                                         {1, 128, 8, 2048, 768, 0, 128},
+                                         {4, 16, 4, 256, 512, 3, 9},
+                                         {8, 8, 2, 512, 256, 0, 8},
+                                         {3, 5, 5, 1024, 1280, 1, 3},
+                                         {2, 6, 2, 256, 256, 0, 0}};
+    for (const auto &sh : shapes) {
+        if ((how != RANDOM || few) && sh[1] == 128)
+            continue;
+        test_case c;
+        c.a.model = &c.model, c.a.layer = &c.layer;
+        c.model.glu = sh[0] % 2 ? PS_GLU_SILU : PS_GLU_GELU_TANH;
+        c.out_rows = c.a.n_tokens = sh[0];
+        c.a.w[0] = weight(c, s.wtype, sh[3], sh[4], sh[1], 0.01f);
+        c.a.w[1] = weight(c, s.wtype, sh[3], sh[4], sh[1], 0.01f);
+        c.a.w[2] = weight(c, s.wtype, sh[4], sh[3], sh[1], 0.01f);
+        c.a.row0 = sh[5], c.a.n_rows = sh[6];
+        /* The gated unit squares: huge and tiny values leave the range of floats in any precision. */
+        const fill f = how == HUGE_VALUES ? OUTLIERS : how == TINY_VALUES ? EQUAL : how;
+        c.a.src[0] = source(c, s.in, sh[3], sh[0], f);
+        ps_xarg sel = new_act(c, PS_FMT_SEL, sh[2], sh[0]);
+        for (uint32_t t = 0; t < sh[0]; t++)
+            for (uint32_t k = 0; k < sh[2]; k++) {
+                int32_t e = (int32_t)((rnd() % sh[1]));
+                const float w = uniform() + 1.1f;
+                for (uint32_t j = 0; j < k; j++)
+                    if (((int32_t *)((uint8_t *)sel.data + t * sel.row_bytes))[2 * j] == e)
+                        e = (e + 1) % (int32_t)sh[1], j = UINT32_MAX;
+                memcpy((uint8_t *)sel.data + t * sel.row_bytes + 8 * k, &e, 4);
+                memcpy((uint8_t *)sel.data + t * sel.row_bytes + 8 * k + 4, &w, 4);
+            }
+        c.a.src[1] = sel;
+        if (sh[0] != 4)
+            c.a.src[2] = source(c, PS_FMT_F32, sh[3], sh[0], f);
+        c.a.dst = new_act(c, PS_FMT_F32, sh[3], sh[0]);
+        char what[96];
+        snprintf(what, sizeof what, "T %u, %u of %u experts, %u x %u, part %u + %u", sh[0], sh[2], sh[1],
+                 sh[3], sh[4], sh[5], sh[6]);
+        check(c, s, what, f);
+    }
+}
+
+static void test_route(const spec &s, fill how) {
+    static const uint32_t shapes[][3] = {{1, 128, 8}, {5, 8, 2}, {3, 60, 4}, {2, 32, 32}, {8, 512, 10}};
+    for (const auto &sh : shapes)
+        for (int norm = 0; norm < 2; norm++) {
+            test_case c;
+            c.a.model = &c.model, c.a.layer = &c.layer;
+            c.model.moe_norm_topk = norm;
+            c.out_rows = c.a.n_tokens = sh[0];
+            c.a.src[0] = source(c, PS_FMT_F32, sh[1], sh[0], how);
+            c.a.dst = new_act(c, PS_FMT_SEL, sh[2], sh[0]);
+            char what[96];
+            snprintf(what, sizeof what, "T %u, %u of %u, norm %d", sh[0], sh[2], sh[1], norm);
+            check(c, s, what, how);
+        }
+}
+
+int main(int argc, char **argv) {
+    int n_devices = 0;
+    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
+        printf("SKIP: no CUDA device\n");
+        return 77;
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    const char *only = NULL;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--few"))
+            few = true;
+        else
+            only = argv[i];
+    }
+    ps_error err;
+    if (ps_cuda_load_all(&err) != PS_OK) {
+        printf("FAILED: loading kernels: %s: %s\n", err.subject, err.message);
+        return 1;
+    }
+    int n_kernels = 0;
+    for (const spec &s : specs) {
+        if (only && !strstr(s.name, only))
+            continue;
+        const int before = n_failed, cases = n_cases;
+        n_kernels++;
+        for (int f = 0; f < N_FILLS; f++) {
+            const fill how = (fill)f;
+            if (few && how != RANDOM && how != OUTLIERS)
+                continue;
+            switch (s.op) {
+            case PS_OP_MATMUL:
+                test_matvec(s, how);
+                break;
+            case PS_OP_ROPE:
+                test_rope(s, how);
+                break;
+            case PS_OP_KV_STORE:
+            case PS_OP_ATTENTION:
+                test_attention(s, how);
+                break;
+            case PS_OP_MOE_DISPATCH:
+                test_moe(s, how);
+                break;
+            case PS_OP_MOE_ROUTE:
+                test_route(s, how);
+                break;
+            default:
+                test_rows(s, how);
+                break;
+            }
+        }
+        printf("%-28s %4d cases %s\n", s.name, n_cases - cases, n_failed == before ? "passed" : "FAILED");
+    }
+    printf("%d kernels, %d cases, %d failed\n", n_kernels, n_cases, n_failed);
+    return n_failed || n_cases == 0;
+}

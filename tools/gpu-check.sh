@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, on whatever GPU is here: builds (preset gpu), runs every GPU test and the kernel benchmark,
+# lets compute-sanitizer look where it can, and ends with a short table: figure, target, met or not.
+# Usage: tools/gpu-check.sh [--no-build DIR] [--json FILE]
+#   --no-build DIR  programs are already built in DIR (tests/test_cuda_kernels, tests/bench_cuda_kernels, or beside each other)
+#   --json FILE     also write commit, driver, clocks, commands and all figures there
+# Exit 0: nothing failed and every target was met; 1: something failed; 69: there is no GPU.
+set -uo pipefail
+here=$(cd "$(dirname "$0")/.." && pwd)
+cd "$here"
+build=build/gpu do_build=1 json=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --no-build) build=$2 do_build=0; shift 2 ;;
+    --json) json=$2; shift 2 ;;
+    *) echo "gpu-check.sh: unknown option $1" >&2; exit 64 ;;
+  esac
+done
+command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 || { echo "gpu-check.sh: no GPU here" >&2; exit 69; }
+log=$(mktemp -d)
+trap 'rm -rf "$log"' EXIT
+failed=0
+rows=()
+row() { rows+=("$(printf '%-52s %-22s %s' "$1" "$2" "$3")"); }
+
+uname -r
+gpu=$(nvidia-smi --query-gpu=name,driver_version,compute_cap,clocks.sm,clocks.mem,pcie.link.gen.current,pcie.link.width.current --format=csv,noheader | head -n 1)
+echo "$gpu"
+commit=$(git rev-parse --verify -q HEAD 2>/dev/null || cat COMMIT 2>/dev/null || echo unknown)
+if [ "$do_build" -eq 1 ]; then
+  # Machine code for this GPU alone beside the PTX for 7.5: a full preset takes minutes.
+  cap=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+  if ! { cmake --preset gpu "-DCMAKE_CUDA_ARCHITECTURES=75-virtual;$cap-real" && cmake --build --preset gpu -j "$(nproc)" \
+         -t test_cuda_kernels bench_cuda_kernels; } >"$log/build" 2>&1; then
+    tail -n 30 "$log/build"
+    echo "gpu-check.sh: the build failed" >&2
+    exit 1
+  fi
+fi
+bin=$build/tests
+[ -x "$bin/test_cuda_kernels" ] || bin=$build
+
+# Kernels in parallel: each program tests those whose name contains its argument.
+names=(matvec.f32 matvec.f16 matvec.bf16 matvec.q4_0 matvec.q4_1 matvec.q5_0 matvec.q5_1 matvec.q8_0 matvec.q4_k matvec.q5_k
+       matvec.q6_k rmsnorm rope kv_store attention glu add convert gather moe_route moe.f moe.bf moe.q4 moe.q5 moe.q6 moe.q8)
+# sweep LABEL COMMAND...: COMMAND is run once per name, its argument last.
+sweep() {
+  local label=$1 dir=$log/$1 pids=() ok=0 bad=0 cases
+  shift
+  mkdir -p "$dir"
+  for n in "${names[@]}"; do
+    ("$@" "cuda.$n" >"$dir/$n" 2>&1; echo $? >"$dir/$n.rc") &
+    pids+=($!)
+  done
+  wait "${pids[@]}"
+  for n in "${names[@]}"; do
+    if [ "$(cat "$dir/$n.rc")" = 0 ]; then
+      ok=$((ok + 1))
+    else
+      bad=$((bad + 1))
+      echo "== FAILED: $label $n"
+      grep -m 5 -E 'FAILED|ERROR|Error|error|hazard' "$dir/$n"
+    fi
+  done
+  cases=$(cat "$dir"/* | awk '/cases, / { n += $3 } END { print n + 0 }')
+  failed=$((failed + bad))
+  row "$label: kernels against the reference" "$cases cases, $bad failed" "0 failed: $([ "$bad" -eq 0 ] && echo met || echo MISSED)"
+}
+sweep native timeout 300 "$bin/test_cuda_kernels"
+sweep ptx-7.5 env CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1 timeout 300 "$bin/test_cuda_kernels"
+if command -v compute-sanitizer >/dev/null && uname -r | grep -q -E '^6\..*-fc|^[5-9]\.[0-9]+\.[0-9]+-[0-9]+-generic'; then
+  # Fewer cases: the tools slow kernels down a hundredfold.
+  for tool in memcheck racecheck; do
+    sweep "$tool" timeout 400 compute-sanitizer --tool "$tool" --error-exitcode 9 "$bin/test_cuda_kernels" --few
+  done
+else
+  row "memcheck, racecheck" "not run" "the tool refuses this machine or is not here"
+fi
+
+"$bin/bench_cuda_kernels" --json >"$log/bench" 2>"$log/bench.err"
+rc=$?
+[ "$rc" -le 1 ] && [ -s "$log/bench" ] || { failed=$((failed + 1)); cat "$log/bench.err"; }
+while IFS= read -r line; do
+  kernel=$(sed -E 's/.*"kernel": "([^"]*)".*/\1/' <<<"$line") shape=$(sed -E 's/.*"shape": "([^"]*)".*/\1/' <<<"$line")
+  us=$(sed -E 's/.*"us": ([0-9.]+).*/\1/' <<<"$line") rate=$(sed -E 's/.*"gb_per_s": ([0-9.]+).*/\1/' <<<"$line")
+  target=$(sed -E 's/.*"target_us": ([0-9.]+).*/\1/' <<<"$line")
+  case $line in
+    *'"met": true'*) row "$kernel, $shape" "$us us, $rate GB/s" "<= $target us: met" ;;
+    *'"met": false'*) row "$kernel, $shape" "$us us, $rate GB/s" "<= $target us: MISSED"; failed=$((failed + 1)) ;;
+  esac
+done <"$log/bench"
+
+printf '%s\n' "${rows[@]}"
+if [ -n "$json" ]; then
+  {
+    printf '{\n"commit": "%s",\n"kernel": "%s",\n"gpu, driver, capability, SM clock, memory clock, link": "%s",\n' "$commit" "$(uname -r)" "$gpu"
+    printf '"clocks after": "%s",\n' "$(nvidia-smi --query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv,noheader | head -n 1)"
+    printf '"commands": ["test_cuda_kernels cuda.NAME", "CUDA_FORCE_PTX_JIT=1 test_cuda_kernels cuda.NAME", "bench_cuda_kernels --json"],\n"table": [\n'
+    for i in "${!rows[@]}"; do
+      printf '  "%s"%s\n' "$(sed -E 's/ +/ /g' <<<"${rows[$i]}")" "$([ "$i" -lt $((${#rows[@]} - 1)) ] && echo ,)"
+    done
+    printf '],\n"benchmark": [\n'
+    sed '$!s/$/,/' "$log/bench"
+    printf ']\n}\n'
+  } >"$json"
+fi
+echo "$failed failed"
+[ "$failed" -eq 0 ]

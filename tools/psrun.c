@@ -1,5 +1,6 @@
 /* psrun: run a plan on a model. Generates text from a prompt; --bench measures; --teacher-force writes
  * logits; --verify compares every instruction with its reference. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,16 +66,28 @@ static const ps_opt_value *option(const ps_opt_value *values, const char *name) 
     return ps_options_get(&command, values, name);
 }
 
+enum { PROMPT_MAX_BYTES = 64 << 20 };
+
 /* The prompt from option, file or standard input; from malloc. */
 static ps_status read_prompt(const psrun *r, char **out, uint64_t *out_len, ps_error *err) {
     const char *text = psrun_option(r, "prompt")->text, *path = psrun_option(r, "prompt-file")->text;
     if (path != NULL)
-        return ps_file_read(path, 64 << 20, out, out_len, err);
+        return ps_file_read(path, PROMPT_MAX_BYTES, out, out_len, err);
     ps_text *t = ps_text_new();
     if (strcmp(text, "-") == 0) {
         char buf[4096];
-        for (size_t n; (n = fread(buf, 1, sizeof buf, stdin)) != 0;)
+        uint64_t size = 0;
+        for (size_t n; size <= PROMPT_MAX_BYTES && (n = fread(buf, 1, sizeof buf, stdin)) != 0; size += n)
             ps_text_put(t, buf, n);
+        ps_status status =
+            ferror(stdin)             ? ps_error_errno(err, PS_E_IO, "standard input", errno, "cannot read")
+            : size > PROMPT_MAX_BYTES ? ps_error_set(err, PS_E_DATA, "standard input",
+                                                     "is more than the %d bytes allowed", PROMPT_MAX_BYTES)
+                                      : PS_OK;
+        if (status != PS_OK) {
+            free(ps_text_end(t, NULL));
+            return status;
+        }
     } else {
         ps_text_put(t, text, strlen(text));
     }

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/file.h"
 #include "core/progress.h"
 #include "kernels/kernel.h"
 #include "profile/cpu_rig.h"
@@ -257,6 +258,9 @@ int ps_tune_measure(int argc, char **argv) {
     now_text(created, sizeof created);
 
     ps_status st = choose_output(&r, option(values, "output")->text, &err);
+    if (st == PS_OK && (ps_file_is_same(r.output, model_path) || ps_file_is_same(r.partial, model_path)))
+        st = ps_error_set(&err, PS_E_USAGE, model_path,
+                          "is the model; writing the profile there would destroy it");
     if (st == PS_OK && model_path)
         st = ps_gguf_open(model_path, &gguf, &err);
     if (st == PS_OK && model_path)

@@ -9,6 +9,7 @@ cd "$(dirname "$0")/.."
 fast=0
 [ "${1:-}" = --fast ] && fast=1
 jobs=$(nproc)
+command -v ccache >/dev/null && export CMAKE_C_COMPILER_LAUNCHER=${CMAKE_C_COMPILER_LAUNCHER-ccache}
 passed=0 failed=0 skipped=0
 log=$(mktemp -d)
 trap 'rm -rf "$log"' EXIT

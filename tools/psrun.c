@@ -116,7 +116,8 @@ static ps_status encode_prompt(const psrun *r, const char *text, uint64_t len, i
                     ps_error_format(err, line, sizeof line));
         }
     }
-    return ps_engine_encode(r->engine, text, len, true, true, out, out_n, err);
+    /* Where a chat was meant, the text is a stranger's: names of special tokens in it stay text. */
+    return ps_engine_encode(r->engine, text, len, true, psrun_option(r, "raw")->set, out, out_n, err);
 }
 
 typedef struct generation {
@@ -127,7 +128,7 @@ typedef struct generation {
 } generation;
 
 static void put_piece(const psrun *r, ps_text *answer, int32_t token) {
-    char piece[512];
+    char piece[4096]; /* as long as a token can be */
     uint32_t n = ps_engine_piece(r->engine, token, piece, sizeof piece);
     if (n > sizeof piece)
         n = sizeof piece;

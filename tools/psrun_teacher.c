@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/file.h"
 #include "psrun_internal.h"
@@ -48,6 +49,7 @@ ps_status psrun_teacher(const psrun *r, ps_error *err) {
     uint64_t size;
     float *logits = NULL;
     FILE *out = NULL;
+    char partial[4096];
     ps_session *session = NULL;
     ps_status status = ps_file_read(in_path, 1u << 30, &data, &size, err);
     if (status != PS_OK)
@@ -63,7 +65,13 @@ ps_status psrun_teacher(const psrun *r, ps_error *err) {
                               window);
         goto done;
     }
-    out = strcmp(out_path, "-") == 0 ? stdout : fopen(out_path, "wb");
+    /* Gigabytes that stream: they get their name only when all are there. */
+    bool to_stdout = strcmp(out_path, "-") == 0;
+    if (!to_stdout && snprintf(partial, sizeof partial, "%s.partial", out_path) >= (int)sizeof partial) {
+        status = ps_error_set(err, PS_E_CANTCREATE, "--logits-out", "the path is too long");
+        goto done;
+    }
+    out = to_stdout ? stdout : fopen(partial, "wb");
     if (out == NULL) {
         status = ps_error_errno(err, PS_E_CANTCREATE, out_path, errno, "cannot create");
         goto done;
@@ -74,8 +82,14 @@ ps_status psrun_teacher(const psrun *r, ps_error *err) {
         status = run_windows(r, session, (const int32_t *)(const void *)data, size / sizeof(int32_t), window,
                              logits, out, err);
 done:
-    if (out != NULL && out != stdout && fclose(out) != 0 && status == PS_OK)
-        status = ps_error_errno(err, PS_E_IO, out_path, errno, "cannot write");
+    if (out != NULL && out != stdout) {
+        if (fclose(out) != 0 && status == PS_OK)
+            status = ps_error_errno(err, PS_E_IO, out_path, errno, "cannot write");
+        if (status == PS_OK && rename(partial, out_path) != 0)
+            status = ps_error_errno(err, PS_E_CANTCREATE, out_path, errno, "cannot replace");
+        if (status != PS_OK)
+            (void)unlink(partial);
+    }
     ps_session_free(session);
     free(logits);
     free(data);

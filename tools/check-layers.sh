@@ -23,7 +23,13 @@ breaches=0
 for folder in "${!may[@]}"; do
   [ -d "$folder" ] || continue
   while IFS=: read -r file line text; do
-    target=$(sed -E 's/^[^"]*"([^"]+)".*/\1/' <<<"$text")
+    target=$(sed -E 's/^[^"<]*["<]([^">]+)[">].*/\1/' <<<"$text")
+    # Both the root and lib/ are on the include path, so angle brackets reach a folder as quotes do; what they
+    # name that is no folder of ours is the system's.
+    if [[ $text == *"<"* ]]; then
+      target=${target#lib/}
+      case $all in *" ${target%%/*} "*) ;; *) continue ;; esac
+    fi
     top=${target%%/*}
     [ "$top" = "$target" ] && continue # a header beside the file
     case $all in *" $top "*) ;; *) echo "$file:$line: includes \"$target\", which is in no folder of the design"; breaches=1; continue ;; esac
@@ -31,7 +37,7 @@ for folder in "${!may[@]}"; do
       *" $top "*) ;;
       *) echo "$file:$line: $folder may not include $top (\"$target\")"; breaches=1 ;;
     esac
-  done < <(grep -rnE '^[[:space:]]*#[[:space:]]*include[[:space:]]+"' "$folder" --include='*.[ch]' --include='*.cu' --include='*.cuh' || true)
+  done < <(grep -rnE '^[[:space:]]*#[[:space:]]*include[[:space:]]*["<]' "$folder" --include='*.[ch]' --include='*.cu' --include='*.cuh' || true)
 done
 # Plans compile on machines without CUDA: nothing outside the GPU folders includes it.
 if grep -rnE '#[[:space:]]*include[[:space:]]+<cu[a-z_]*\.h>' lib/core lib/model schemas plan emit 2>/dev/null; then

@@ -12,7 +12,7 @@ export PKG_CONFIG_PATH
 PKG_CONFIG_PATH=$(dirname "$(find "$dir/prefix" -name pinstripe.pc)")
 # shellcheck disable=SC2046,SC2086 # lists of flags
 cc -std=c17 -Wall -Wextra -Werror $flags "$dir"/prefix/share/doc/*/examples/generate.c -o "$dir/generate" \
-  $(pkg-config --define-variable=prefix="$dir/prefix" --cflags --libs pinstripe)
+  $(pkg-config --cflags --libs pinstripe)
 [ -f "$dir/prefix/share/man/man1/psrun.1" ] || { echo "no man page was installed"; exit 1; }
 PATH=$dir/prefix/bin:$PATH
 pssynth --preset tiny-llama "$dir/m.gguf" 2>/dev/null

@@ -160,6 +160,13 @@ static ps_stat *slot_of(ps_profile *p, const ps_task *t, bool add) {
     }
 }
 
+/* Six digits are more than any measurement has, and keep a profile of 1,700 points small. */
+static double stored(double v) {
+    char text[32];
+    snprintf(text, sizeof text, "%.6g", v);
+    return strtod(text, NULL);
+}
+
 /* Take over what an interrupted run has measured of our tasks. */
 static void take_over(sweep *s) {
     if (!s->c->resume)
@@ -241,11 +248,14 @@ static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
         to->q1 = 1 / to->q3;
         to->q3 = 1 / q1;
     }
+    to->median = stored(to->median);
+    to->q1 = stored(to->q1);
+    to->q3 = stored(to->q3);
     s->out->n_measured++;
     s->out->n_noisy += to->noisy;
     it->done = true;
     if (it->task->measure == PS_MEASURE_KERNEL) {
-        s->p->points[s->p->n_points - 1].beside_bytes_per_s = beside_sum / s->series->n;
+        s->p->points[s->p->n_points - 1].beside_bytes_per_s = stored(beside_sum / s->series->n);
         const double scale = to->median / it->task->cost_s;
         s->scale[it->kernel] = scale;
         s->all_scale = s->all_scale > 0 ? sqrt(s->all_scale * scale) : scale;

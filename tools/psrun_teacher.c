@@ -59,6 +59,15 @@ ps_status psrun_teacher(const psrun *r, ps_error *err) {
                               size);
         goto done;
     }
+    for (uint64_t i = 0; i < size / sizeof(int32_t); i++) {
+        int32_t id;
+        memcpy(&id, data + i * sizeof id, sizeof id);
+        if (id < 0 || (uint32_t)id >= info->n_vocab) {
+            status = ps_error_at(err, PS_E_DATA, in_path, i * sizeof id,
+                                 "token %" PRId32 " is not one of the model's %" PRIu32, id, info->n_vocab);
+            goto done;
+        }
+    }
     logits = malloc(window * info->n_vocab * sizeof *logits);
     if (logits == NULL) {
         status = ps_error_set(err, PS_E_NOMEM, "--window", "no memory for the logits of %" PRIu64 " tokens",

@@ -98,7 +98,7 @@ expect 64 "argument is missing" "$bin/psrun"
 expect 64 "--logits-out" "${run[@]}" --teacher-force "$dir/ids" "$m"
 head -c 192 "$m" >"$dir/far" # ids outside the vocabulary
 echo old >"$dir/keep"
-expect 64 "vocabulary" "${run[@]}" --teacher-force "$dir/far" --logits-out "$dir/keep" "$m"
+expect 65 "$dir/far" "${run[@]}" --teacher-force "$dir/far" --logits-out "$dir/keep" "$m"
 [ "$(cat "$dir/keep")" = old ] && [ ! -e "$dir/keep.partial" ] || fail "a failed run touched its output"
 expect 73 "$dir/none/x" "${run[@]}" --teacher-force "$dir/ids" --logits-out "$dir/none/x" "$m"
 head -c 3001 "$m" >"$dir/odd"

@@ -128,6 +128,23 @@ static const struct expected {
      180 * GIB,
      UINT64_MAX,
      {0, 1, 2, 3, 4, 5, 6, 7}},
+    {"two-ccd",
+     "AMD Ryzen 9 7900X 12-Core Processor",
+     1,
+     12,
+     24,
+     1,
+     12,
+     0,
+     8,
+     8,
+     0,
+     1 << 20,
+     32 << 20,
+     64 * GIB,
+     50 * GIB,
+     UINT64_MAX,
+     {4, 5, 6, 7, 16, 17, 18, 19}},
 };
 
 Test(topology, recorded_machines) {

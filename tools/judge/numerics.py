@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """End-to-end numerics: our logits and llama.cpp's against a float32 reference, teacher-forced on mixed text.
 
-    PYTHON tools/judge/numerics.py MODEL.gguf --psrun build/release/psrun [--plan FILE] [--name smollm2 --write]
+    PYTHON tools/judge/numerics.py MODEL.gguf --psrun build/release/psrun --plan FILE [--decode] [--name smollm2 --write]
 
 needs PyPI's numpy, gguf and llama-cpp-python. The reference is the same file dequantised by `gguf` to F32, run by
 llama.cpp with f32 KV and without flash attention; it is kept in --cache (default: $PS_MODELS, else
@@ -9,7 +9,7 @@ llama.cpp with f32 KV and without flash attention; it is kept in --cache (defaul
 start from an empty context (and with bos, where the model wants it). Logits are compared a window at a time, so
 memory stays near four windows of logits.
 
-Prints one JSON object. For llama.cpp (the file as it is, f16 KV) and for us:
+Prints one JSON object. For llama.cpp (the file as it is, f16 KV) and for us, a window a step and (--decode) a token a step:
   disagree       positions, of those where the reference's best two logits are 0.05 or more apart, whose best differs
   kl_mean        mean Kullback-Leibler divergence of the distribution from the reference's, in nats
 and `pass`: our disagree rate at most llama.cpp's + 2 in 10,000, our kl_mean at most 1.1 times its + 1e-5. Exit 1 if not.
@@ -120,6 +120,15 @@ def windows(judge, size):
     return out
 
 
+def in_turn(todo):
+    """The first window of every text, then the second of every text that has one, and so on."""
+    seen, order = {}, []
+    for k, (text, _) in enumerate(todo):
+        seen[text] = seen.get(text, 0) + 1
+        order.append((seen[text], k))
+    return [todo[k] for _, k in sorted(order)]
+
+
 def log_softmax(x):
     x = x.astype(np.float64)
     x -= x.max(axis=1, keepdims=True)
@@ -127,38 +136,45 @@ def log_softmax(x):
 
 
 class Score:
+    """How far one side is from the reference."""
+
     def __init__(self):
         self.disagree, self.kl_sum, self.n, self.worst = 0, 0.0, 0, 0.0
-
-    def add(self, ref, got):
-        for lo in range(0, len(ref), 64):  # float64 of a whole window of a large vocabulary is a gigabyte
-            r, g = ref[lo:lo + 64], got[lo:lo + 64]
-            top = np.partition(r, -2, axis=1)[:, -2:]
-            clear = top[:, 1] - top[:, 0] >= GAP
-            self.disagree += int(np.sum(clear & (r.argmax(axis=1) != g.argmax(axis=1))))
-            p, q = log_softmax(r), log_softmax(g)
-            kl = (np.exp(p) * (p - q)).sum(axis=1)
-            self.kl_sum += float(kl.sum())
-            self.worst = max(self.worst, float(kl.max()))
-            self.n += len(r)
 
     def report(self, n_clear):
         return {"disagree": self.disagree, "disagree_per_10000": round(self.disagree * 1e4 / n_clear, 3),
                 "kl_mean": self.kl_sum / self.n, "kl_max": self.worst}
 
 
+def compare(ref, sides):
+    """Adds a window to the score of each (score, logits); returns how many positions are clear."""
+    n_clear, rows = 0, max(1, (1 << 18) // ref.shape[1])  # few enough to stay in the caches as float64
+    for lo in range(0, len(ref), rows):
+        r = ref[lo:lo + rows]
+        top = np.partition(r, -2, axis=1)[:, -2:]
+        clear = top[:, 1] - top[:, 0] >= GAP
+        n_clear += int(clear.sum())
+        best, log_p = r.argmax(axis=1), log_softmax(r)
+        p = np.exp(log_p)
+        for score, got in sides:
+            g = got[lo:lo + rows]
+            kl = (p * (log_p - log_softmax(g))).sum(axis=1)
+            score.disagree += int(np.sum(clear & (best != g.argmax(axis=1))))
+            score.kl_sum += float(kl.sum())
+            score.worst = max(score.worst, float(kl.max()))
+            score.n += len(r)
+    return n_clear
+
+
 class Psrun:
     """Our logits, window by window, from a running psrun."""
 
-    def __init__(self, args, ids, n_vocab):
+    def __init__(self, args, chunk, ids, n_vocab):
         self.n_vocab = n_vocab
         self.file = tempfile.NamedTemporaryFile(suffix=".i32")
         np.array(ids, dtype=np.int32).tofile(self.file.name)
-        command = [args.psrun, "--quiet", "--teacher-force", self.file.name, "--window", str(WINDOW), "--logits-out", "-"]
-        if args.chunk:
-            command += ["--chunk", str(args.chunk)]
-        command += ["--plan", args.plan] if args.plan else []
-        command += ["--threads", str(args.threads)] if args.psrun_threads else []
+        command = [args.psrun, "--quiet", "--teacher-force", self.file.name, "--window", str(WINDOW), "--logits-out", "-", "--plan", args.plan]
+        command += ["--chunk", str(chunk)] if chunk else []
         self.proc = subprocess.Popen(command + [args.model], stdout=subprocess.PIPE)
 
     def logits(self, n):
@@ -210,11 +226,10 @@ def main():
     p.add_argument("model")
     p.add_argument("--psrun", help="our program; without it only llama.cpp is compared")
     p.add_argument("--plan")
-    p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--psrun-threads", action="store_true", help="pass --threads to psrun, too")
+    p.add_argument("--decode", action="store_true", help="judge also steps of a single token, as when generating")
+    p.add_argument("--threads", type=int, default=2, help="of llama.cpp")
     p.add_argument("--cache", default=os.environ.get("PS_MODELS", os.path.expanduser("~/.cache/pinstripe")))
-    p.add_argument("--windows", type=int, help="only the first N")
-    p.add_argument("--chunk", type=int, help="tokens we evaluate at once; 1 goes through the decode path")
+    p.add_argument("--windows", type=int, default=20, help="how many; the texts take turns (20: 10,240 positions)")
     p.add_argument("--name")
     p.add_argument("--write", action="store_true")
     p.add_argument("--top-only", action="store_true")
@@ -231,35 +246,33 @@ def main():
     if args.top_only:
         write_top(args.name, ref, peer, sha)
         return 0
-    todo = windows(ref, WINDOW)[:args.windows]
-    ours = Psrun(args, [t for _, ids in todo for t in ids], ref.n_vocab) if args.psrun else None
-    theirs, us, n_clear, per_text = Score(), Score(), 0, {}
+    todo = in_turn(windows(ref, WINDOW))[:args.windows]
+    stream = [t for _, ids in todo for t in ids]
+    ours = {label: Psrun(args, chunk, stream, ref.n_vocab)
+            for label, chunk in {"ours": 0, **({"ours_decode": 1} if args.decode else {})}.items() if args.psrun}
+    scores = {label: Score() for label in ["llama_cpp", *ours]}
+    n_clear, per_text = 0, {}
     for k, (text, ids) in enumerate(todo):
-        r = ref.logits(ids)
-        top = np.partition(r, -2, axis=1)[:, -2:]
-        n_clear += int(np.sum(top[:, 1] - top[:, 0] >= GAP))
-        theirs.add(r, peer.logits(ids))
-        if ours:
-            us.add(r, ours.logits(len(ids)))
+        got = {"llama_cpp": peer.logits(ids)} | {label: x.logits(len(ids)) for label, x in ours.items()}
+        n_clear += compare(ref.logits(ids), [(scores[label], got[label]) for label in scores])
         per_text[text] = per_text.get(text, 0) + len(ids)
-        if sys.stderr.isatty():
-            print(f"\r{k + 1}/{len(todo)} windows", end="", file=sys.stderr)
-    if ours:
-        ours.end()
+        so_far = ", ".join(f"{label} {x.disagree} differ, divergence {x.kl_sum / x.n:.6f}" for label, x in scores.items())
+        print(f"{k + 1}/{len(todo)} windows: {so_far} ({n_clear} clear)", file=sys.stderr)
+    for x in ours.values():
+        x.end()
+    theirs = scores["llama_cpp"]
     result = {"model": os.path.basename(args.model), "sha256": sha, "llama_cpp_python": llama_cpp.__version__,
-              "window": WINDOW, "positions": theirs.n, "positions_of_text": per_text, "clear_positions": n_clear,
-              "llama_cpp": theirs.report(n_clear)}
-    if ours:
-        result["ours"] = us.report(n_clear)
-        result["pass"] = bool(us.disagree <= theirs.disagree + 2e-4 * n_clear
-                              and us.kl_sum / us.n <= 1.1 * theirs.kl_sum / theirs.n + 1e-5)
+              "window": WINDOW, "positions": theirs.n, "positions_of_text": per_text, "clear_positions": n_clear}
+    result |= {label: x.report(n_clear) for label, x in scores.items()}
+    result["pass"] = all(x.disagree <= theirs.disagree + 2e-4 * n_clear and x.kl_sum <= 1.1 * theirs.kl_sum + 1e-5 * x.n
+                         for x in scores.values())
     text = json.dumps(result, indent=1)
     print(text)
     if args.write:
         with open(os.path.join(GOLDEN, f"{args.name}.json"), "w") as f:
             f.write(text + "\n")
         write_top(args.name, ref, peer, sha)
-    return 0 if result.get("pass", True) else 1
+    return 0 if result["pass"] else 1
 
 
 sys.exit(main())

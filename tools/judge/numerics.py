@@ -71,8 +71,8 @@ class Llama:
 
         self.L = L
         m = L.llama_model_default_params()
-        # Weights as they are in the file: the AMX path of a build by GCC 12 loads a tile configuration that was never
-        # stored (the compiler drops the stores before _tile_loadconfig) and crashes or computes nonsense.
+        # Weights as they are in the file: in a build by GCC 12 the AMX path was seen to load a tile configuration of
+        # which only the first byte had been stored, and to crash there.
         m.use_extra_bufts = False
         self.model = L.llama_model_load_from_file(path.encode(), m)
         assert self.model, path

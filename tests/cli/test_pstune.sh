@@ -69,7 +69,11 @@ cp "$dir/null.yaml" "$dir/real.yaml"
 before=$(cksum <"$dir/real.yaml")
 "$pstune" --quick -o "$dir/real.yaml" >"$dir/out" 2>"$dir/err" &
 pid=$!
-sleep 2
+# Not before something is measured: on a busy machine that takes a while.
+for _ in $(seq 600); do
+    [ -e "$dir/real.yaml.partial" ] && break
+    sleep 0.2
+done
 kill -INT $pid
 wait $pid
 code=$?

@@ -74,7 +74,8 @@ void ps_kernel_cost(const ps_kernel *kernel, const ps_kargs *a, double *out_byte
         /* q.k and p.v: a multiply-add per visible pair, head and element; the exponential counts as one.
          * K and V are read once per KV head. */
         const ps_layer *l = a->layer;
-        const double heads = rows * (double)(l->n_head / l->n_head_kv);
+        const uint32_t group = l->n_head / l->n_head_kv; /* divides evenly */
+        const double heads = rows * group;
         bytes = act_bytes(&a->src[0], a->n_tokens, (uint64_t)heads * l->head_dim_k) +
                 act_bytes(&a->dst, a->n_tokens, (uint64_t)heads * l->head_dim_v);
         for (uint32_t s = 0; s < a->n_spans; s++) {

@@ -106,11 +106,8 @@ static ps_status size_step_data(ps_engine *e, ps_error *err) {
     for (uint32_t i = 0; i < e->n_tiers; i++) {
         const ps_run_tier *t = &e->tiers[i];
         uint32_t n_tiles = (t->tier->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS;
-        uint64_t length = ps_run_stream_length(t, n_tiles), phases = 0;
-        for (uint32_t s = 0; s < t->n_segments; s++)
-            for (uint32_t k = 0; k < t->segments[s].n_ops; k++)
-                phases += (uint64_t)t->ops[t->segments[s].op0 + k].variant->n_phases *
-                          (t->segments[s].over_tiles ? n_tiles : 1);
+        uint64_t length = ps_run_n_instrs(t, 0, t->n_segments, n_tiles);
+        uint64_t phases = ps_run_n_phases(t, 0, t->n_segments, n_tiles);
         e->n_events = length > e->n_events ? length : e->n_events;
         n_spreads = phases > n_spreads ? phases : n_spreads;
         max_outputs = t->tier->max_outputs > max_outputs ? t->tier->max_outputs : max_outputs;
@@ -118,7 +115,6 @@ static ps_status size_step_data(ps_engine *e, ps_error *err) {
     uint64_t max_tokens = e->tiers[e->n_tiers - 1].tier->max_tokens;
     e->info.max_step_tokens = (uint32_t)max_tokens;
     ps_arena *a = e->arena;
-    e->n_spreads = n_spreads;
     e->spreads = ps_arena_array(a, n_spreads, sizeof *e->spreads);
     e->tokens = ps_arena_array(a, max_tokens, sizeof *e->tokens);
     e->positions = ps_arena_array(a, max_tokens, sizeof *e->positions);

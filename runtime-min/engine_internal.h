@@ -33,6 +33,7 @@ typedef struct ps_run_op {
 /* Consecutive ops that run together: a ONCE block, or one layer of a LAYERS block. */
 typedef struct ps_run_segment {
     uint32_t op0, n_ops;
+    uint32_t n_phases; /* of all its ops together */
     bool over_tiles;
 } ps_run_segment;
 
@@ -96,9 +97,8 @@ struct ps_engine {
     ps_seq_span *spans;        /* [n_sessions] */
     ps_seq_span *thread_spans; /* [n_threads x n_sessions] */
     uint32_t *item_done;       /* [n_sessions] tokens of each item already evaluated */
-    uint64_t n_spreads;
-    ps_spread *spreads;   /* one per phase of the stream of the longest step */
-    ps_session *sessions; /* [n_sessions], engine NULL where free */
+    ps_spread *spreads;        /* one per phase of the stream of the longest step */
+    ps_session *sessions;      /* [n_sessions], engine NULL where free */
 
     bool tracing;
     ps_trace trace;                         /* arena: trace_arena */
@@ -112,8 +112,9 @@ enum { PS_RUN_MAX_PHASES = 8 };
 
 /* resolve.c: fill engine->tiers from the level. */
 ps_status ps_engine_resolve(ps_engine *engine, ps_error *err);
-/* Instructions of the whole stream of a step. */
-uint64_t ps_run_stream_length(const ps_run_tier *tier, uint32_t n_tiles);
+/* Instructions, and kernel phases, that segments [begin, end) of a step make. */
+uint64_t ps_run_n_instrs(const ps_run_tier *tier, uint32_t begin, uint32_t end, uint32_t n_tiles);
+uint64_t ps_run_n_phases(const ps_run_tier *tier, uint32_t begin, uint32_t end, uint32_t n_tiles);
 
 /* execute.c: one pass on the whole team. */
 void ps_engine_run(ps_engine *engine, ps_run_step *step);

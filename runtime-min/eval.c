@@ -142,9 +142,7 @@ static ps_status take_outputs(ps_engine *e, const ps_run_step *step, uint32_t fi
 static ps_status run_tail(ps_engine *e, ps_run_step *step, ps_error *err) {
     const ps_run_tier *t = step->tier;
     uint32_t n_outputs = step->n_outputs;
-    step->event0 = 0;
-    for (uint32_t s = 0; s < t->tail_segment; s++)
-        step->event0 += (uint64_t)t->segments[s].n_ops * (t->segments[s].over_tiles ? step->n_tiles : 1);
+    step->event0 = ps_run_n_instrs(t, 0, t->tail_segment, step->n_tiles);
     step->segment0 = t->tail_segment;
     step->segment_end = t->n_segments;
     ps_status status = PS_OK;

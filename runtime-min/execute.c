@@ -114,13 +114,7 @@ static void team_run(void *ctx, uint32_t thread) {
 }
 
 void ps_engine_run(ps_engine *e, ps_run_step *step) {
-    uint64_t n = 0;
-    for (uint32_t s = step->segment0; s < step->segment_end; s++) {
-        const ps_run_segment *seg = &step->tier->segments[s];
-        for (uint32_t i = 0; i < seg->n_ops; i++)
-            n += (uint64_t)step->tier->ops[seg->op0 + i].variant->n_phases *
-                 (seg->over_tiles ? step->n_tiles : 1);
-    }
+    uint64_t n = ps_run_n_phases(step->tier, step->segment0, step->segment_end, step->n_tiles);
     for (uint64_t i = 0; i < n; i++)
         e->spreads[i].next = 0;
     team_job job = {e, step, e->trace_step_ns};

@@ -67,7 +67,7 @@ static ps_trace_step *new_step(ps_engine *e, uint64_t n_events) {
 ps_status ps_engine_record(ps_engine *e, const ps_run_step *run, uint64_t kv_len, uint64_t start_ns,
                            uint64_t end_ns, double predicted_s, ps_error *err) {
     const ps_run_tier *t = run->tier;
-    ps_trace_step *step = new_step(e, ps_run_stream_length(t, run->n_tiles));
+    ps_trace_step *step = new_step(e, ps_run_n_instrs(t, 0, t->n_segments, run->n_tiles));
     if (step == NULL)
         return ps_error_set(err, PS_E_NOMEM, "trace", "no memory for step %u", e->trace.n_steps);
     step->level = e->level_index;

@@ -137,6 +137,7 @@ static ps_status resolve_tier(ps_engine *e, const ps_tier *tier, ps_run_tier *t,
                                               block->loop == PS_LOOP_LAYERS, &t->ops[t->n_ops], err);
                 if (status != PS_OK)
                     return status;
+                seg->n_phases += t->ops[t->n_ops].variant->n_phases;
                 t->n_ops++;
                 seg->n_ops++;
             }
@@ -162,9 +163,16 @@ ps_status ps_engine_resolve(ps_engine *e, ps_error *err) {
     return PS_OK;
 }
 
-uint64_t ps_run_stream_length(const ps_run_tier *t, uint32_t n_tiles) {
+uint64_t ps_run_n_instrs(const ps_run_tier *t, uint32_t begin, uint32_t end, uint32_t n_tiles) {
     uint64_t n = 0;
-    for (uint32_t s = 0; s < t->n_segments; s++)
+    for (uint32_t s = begin; s < end; s++)
         n += (uint64_t)t->segments[s].n_ops * (t->segments[s].over_tiles ? n_tiles : 1);
+    return n;
+}
+
+uint64_t ps_run_n_phases(const ps_run_tier *t, uint32_t begin, uint32_t end, uint32_t n_tiles) {
+    uint64_t n = 0;
+    for (uint32_t s = begin; s < end; s++)
+        n += (uint64_t)t->segments[s].n_phases * (t->segments[s].over_tiles ? n_tiles : 1);
     return n;
 }

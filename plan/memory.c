@@ -89,7 +89,8 @@ uint64_t ps_memory_scratch(const ps_lower_request *r, const ps_program *p) {
             uint64_t tokens = ps_lower_tokens(r, buf != PS_NO_BUFFER ? p->buffers[buf].rows : PS_ROWS_TILE);
             uint64_t bytes =
                 ps_scratch_bytes(&ps_catalogue_find(r->profile, in->kernel)->scratch, tokens,
-                                 ps_instr_cols(r->model, p->blocks[b].layer0, in, p), r->n_threads);
+                                 ps_instr_cols(r->model, p->blocks[b].layer0, in, p), r->n_threads,
+                                 r->bucket_tokens);
             most = bytes > most ? bytes : most;
         }
     return most;

@@ -514,7 +514,7 @@ ps_status ps_operands_set(ps_operands *o, const ps_kernel *kernel, const ps_prof
         cols = o->args.src[i].cols > cols ? o->args.src[i].cols : cols;
     for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++)
         cols = o->args.w[i].cols > cols ? o->args.w[i].cols : cols;
-    const uint64_t scratch = ps_scratch_bytes(&k->scratch, point->n_tokens, cols, point->n_threads);
+    const uint64_t scratch = ps_scratch_bytes(&k->scratch, point->n_tokens, cols, point->n_threads, point->kv_len);
     if (scratch > UINT64_MAX / 2)
         return ps_error_set(err, PS_E_NOMEM, k->name, "scratch of %llu bytes", (unsigned long long)scratch);
     st = area_need(&o->scratch, scratch, err);

@@ -18,6 +18,10 @@ static double element(const ps_xarg *x, const uint8_t *row, uint64_t i) {
     case PS_FMT_F16:
         memcpy(&h, row + 2 * i, 2);
         return ps_f16_to_f32(h);
+    case PS_FMT_F16S:
+        memcpy(&h, row + 2 * i, 2);
+        memcpy(&f, row + ps_f16s_scale_offset(x->cols), 4);
+        return (double)f * (double)ps_f16_to_f32(h);
     case PS_FMT_I32:
         memcpy(&n, row + 4 * i, 4);
         return n;

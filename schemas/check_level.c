@@ -79,7 +79,7 @@ static int compare_regions(const void *a, const void *b) {
 }
 
 static uint64_t arena_bytes(const ps_level *level, ps_space space) {
-    return space == PS_SPACE_VRAM ? level->vram_arena_bytes : level->host_arena_bytes;
+    return space == PS_SPACE_VRAM ? level->vram_work_bytes : level->host_arena_bytes;
 }
 
 /* KV homes: large enough for the bucket, inside their arenas, apart from each other. Sorted into `out`. */

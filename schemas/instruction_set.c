@@ -24,11 +24,12 @@ enum {
 };
 _Static_assert((int)N_ROWS == (int)PS_OP_COUNT, "an operation without a rule, or one too many");
 
+enum { HOST = 1 << PS_SPACE_HOST, VRAM = 1 << PS_SPACE_VRAM };
 static const ps_queue_rule queues[PS_QUEUE_COUNT] = {
-    [PS_QUEUE_CPU] = {PS_SPACE_HOST, PS_SPACE_HOST, PS_DEV_CPU, 0},
-    [PS_QUEUE_GPU] = {PS_SPACE_VRAM, PS_SPACE_VRAM, PS_DEV_CUDA, 1},
-    [PS_QUEUE_H2D] = {PS_SPACE_HOST, PS_SPACE_VRAM, PS_DEV_COUNT, 1},
-    [PS_QUEUE_D2H] = {PS_SPACE_VRAM, PS_SPACE_HOST, PS_DEV_COUNT, 1},
+    [PS_QUEUE_CPU] = {HOST, HOST, PS_DEV_CPU, 0},
+    [PS_QUEUE_GPU] = {HOST | VRAM, HOST | VRAM, PS_DEV_CUDA, 1},
+    [PS_QUEUE_H2D] = {HOST, VRAM, PS_DEV_COUNT, 1},
+    [PS_QUEUE_D2H] = {VRAM, HOST, PS_DEV_COUNT, 1},
 };
 
 const ps_instruction_rule *ps_instruction_rule_get(ps_op op) {

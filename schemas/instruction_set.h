@@ -1,4 +1,4 @@
-/* The instruction set, version 0, as one table: what the checker proves, what docs/instruction-set.md says.
+/* The instruction set, version 1, as one table: what the checker proves, what docs/instruction-set.md says.
  * Operands and meaning of each operation are in model/ops.h; the rows here say how instructions use them. */
 #ifndef PS_SCHEMAS_INSTRUCTION_SET_H
 #define PS_SCHEMAS_INSTRUCTION_SET_H
@@ -18,7 +18,8 @@ extern "C" {
     X(NONE, "no range: row0 and n_rows are 0")                                                               \
     X(OUTPUTS, "rows of w[0], which are the columns of dst that it writes")                                  \
     X(HEADS, "KV heads, each with its group of query heads: their columns of dst")                           \
-    X(COLUMNS, "columns of src[0] and dst")
+    X(EXPERTS, "experts of w[0], a partial sum unless all")                                                \
+    X(COLUMNS, "columns of src[0] and dst; of a weight, its rows")
 typedef enum ps_range {
 #define PS_RANGE_ENUM(name, text) PS_RANGE_##name,
     PS_RANGE_LIST(PS_RANGE_ENUM)
@@ -51,9 +52,9 @@ enum {
     X(CONVERT, PS_Q_CPU | PS_Q_GPU, NONE, 1, 0, NONE, 1)                                                     \
     X(GATHER, PS_Q_CPU | PS_Q_GPU, NONE, 1, 0, NONE, 0)                                                      \
     X(MOE_ROUTE, PS_Q_CPU | PS_Q_GPU, NONE, 1, 0, NONE, 0)                                                   \
-    X(MOE_DISPATCH, PS_Q_CPU | PS_Q_GPU, NONE, 3, 4, SEL, 0)                                                 \
+    X(MOE_DISPATCH, PS_Q_CPU | PS_Q_GPU, EXPERTS, 3, 4, SEL, 0)                                               \
     X(SAMPLE, PS_Q_CPU | PS_Q_GPU, NONE, 1, 0, NONE, 0)                                                      \
-    X(COPY, PS_Q_H2D | PS_Q_D2H, COLUMNS, 1, 0, NONE, 1)
+    X(COPY, PS_Q_GPU | PS_Q_H2D | PS_Q_D2H, COLUMNS, 0, 0, NONE, 1)
 
 typedef struct ps_instruction_rule {
     uint8_t queues;
@@ -66,9 +67,10 @@ typedef struct ps_instruction_rule {
 /* Row of an operation below PS_OP_COUNT. */
 const ps_instruction_rule *ps_instruction_rule_get(ps_op op);
 
-/* Where a queue's instructions find their sources and put their destinations. */
+/* Where a queue's instructions find their sources and put their destinations: bit s: space s is allowed. Kernels of
+ * queue gpu read and write activations in host memory too, where few rows cross. */
 typedef struct ps_queue_rule {
-    ps_space src, dst;
+    uint8_t src, dst;
     ps_device device; /* of the kernels; PS_DEV_COUNT: it runs none */
     uint8_t serial;   /* an instruction ends before the next one of the queue starts; otherwise only starts
                          are in order, and what must have ended is waited for */

@@ -22,6 +22,8 @@ static const ps_field kernel_rows[] = {
     NUMBER(scratch.per_col, "scratch_per_col", U64),
     NUMBER(scratch.per_thread, "scratch_per_thread", U64),
     NUMBER(scratch.per_thread_col, "scratch_per_thread_col", U64),
+    NUMBER(scratch.kv_chunk, "scratch_kv_chunk", U64),
+    NUMBER(scratch.per_token_col_chunk, "scratch_per_token_col_chunk", U64),
 };
 #undef NUMBER
 const ps_fields ps_kernel_spec_fields = PS_FIELDS(kernel_rows);

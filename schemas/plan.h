@@ -3,8 +3,8 @@
  *
  * A program is a list of blocks. A block runs its instructions once, or once per layer of a run of layers
  * whose shapes and kernels are alike, or once per tile of a long step. Instructions name buffers by number;
- * each tier gives the buffers' offsets in the arenas, so tiers share programs.
- * Instruction set version 0: free to change until it has run on a GPU. */
+ * each tier gives the buffers' offsets in the arenas, so tiers share programs. Instruction set version 1:
+ * docs/instruction-set.md says what every field means, one table (instruction_set.h) serves all its readers. */
 #ifndef PS_SCHEMAS_PLAN_H
 #define PS_SCHEMAS_PLAN_H
 
@@ -21,13 +21,16 @@ extern "C" {
 #endif
 
 enum {
-    PS_PLAN_VERSION = 0, /* of document and instruction set */
+    PS_PLAN_VERSION = 1, /* of document and instruction set */
     PS_PLAN_MAX_BYTES = 64 << 20,
     PS_TILE_TOKENS = 2048,
     PS_PLAN_MAX_TOKENS = 65536,   /* of a tier */
     PS_PLAN_MAX_BUFFERS = 1024,   /* of a program */
     PS_PLAN_MAX_STREAM = 1 << 24, /* instructions of a step, loops and tiles expanded */
     PS_ARENA_ALIGN = 64,          /* of every offset into an arena */
+    PS_VRAM_ALIGN = 16 << 20,     /* of the sizes of both VRAM arenas: what one mapping handle holds */
+    PS_RESIDENT_ALIGN = 256,      /* of every resident piece */
+    PS_SLOT_ROW_ALIGN = 16,       /* of rows of a weight that is copied, in columns' bytes: see ps_weight_range */
     PS_MAX_WAITS = 6,
     PS_NO_BUFFER = 0xffff,
 };
@@ -57,8 +60,9 @@ typedef enum ps_placement {
         PS_PLACE_COUNT
 } ps_placement;
 
-/* How many rows a buffer has: tokens of the whole step, tokens of a tile, or rows with wanted logits. */
-#define PS_ROWS_LIST(X) X(STEP, "step") X(TILE, "tile") X(OUTPUTS, "outputs")
+/* How many rows a buffer has: tokens of the whole step, tokens of a tile, rows with wanted logits; or it is a slot:
+ * `cols` bytes without a value and a format of its own, filled by COPY with a weight or with a layer's KV. */
+#define PS_ROWS_LIST(X) X(STEP, "step") X(TILE, "tile") X(OUTPUTS, "outputs") X(SLOT, "slot")
 typedef enum ps_rows {
 #define PS_ROWS_ENUM(name, text) PS_ROWS_##name,
     PS_ROWS_LIST(PS_ROWS_ENUM)
@@ -67,11 +71,11 @@ typedef enum ps_rows {
 } ps_rows;
 
 typedef struct ps_plan_buffer {
-    ps_value value; /* what it holds; one value may live in buffers of several formats */
-    ps_space space;
-    ps_fmt fmt;
+    ps_value value; /* what it holds; one value may live in buffers of several formats; NONE for slots */
+    ps_space space; /* slots: VRAM */
+    ps_fmt fmt;     /* slots: NONE */
     ps_rows rows;
-    uint32_t cols;
+    uint32_t cols; /* slots: bytes, a multiple of PS_RESIDENT_ALIGN */
 } ps_plan_buffer;
 
 /* X(NAME, bit, "name") */
@@ -90,14 +94,39 @@ typedef struct ps_prediction {
     double start_full_s, end_full_s;
 } ps_prediction;
 
+/* In which tiles of a layer an instruction of a block over tiles runs; in the others it is nothing, ended as soon as the
+ * instructions before it in its queue have. X(NAME, "name") */
+#define PS_WHEN_LIST(X) X(EVERY, "every") X(FIRST, "first") X(LAST, "last")
+typedef enum ps_when {
+#define PS_WHEN_ENUM(name, text) PS_WHEN_##name,
+    PS_WHEN_LIST(PS_WHEN_ENUM)
+#undef PS_WHEN_ENUM
+        PS_WHEN_COUNT
+} ps_when;
+
+/* Where an instruction finds a weight. HOST: in host memory (on queue gpu: read `direct` by the kernel). VRAM: in the
+ * level's resident pieces, one of which holds the whole range; MOE_DISPATCH: experts that are not resident are
+ * read from the host. SLOT + b: in slot b, which holds exactly the instruction's range. */
+enum { PS_AT_HOST = 0, PS_AT_VRAM = 1, PS_AT_SLOT = 2 };
+/* Which memory KV_STORE, ATTENTION and a COPY of KV use: the layer's home, or slot b. */
+enum { PS_KV_HOME = 0, PS_KV_SLOT = 1 };
+
 typedef struct ps_instr {
     ps_op op;
     ps_queue queue;
     uint32_t kernel;     /* id in the plan's kernel list; 0 for COPY */
     ps_shard_kind shard; /* with the block's layer: the shard it belongs to */
     ps_role w[PS_OP_MAX_WEIGHTS];
-    uint64_t row0, n_rows;       /* MATMUL: rows of w[0]; MOE_DISPATCH: experts; ATTENTION: KV heads; COPY:
-                                    rows. n_rows 0 means all (then row0 is 0) */
+    uint16_t at[PS_OP_MAX_WEIGHTS]; /* PS_AT_HOST, PS_AT_VRAM, PS_AT_SLOT + buffer; 0 where w is NONE */
+    uint64_t row0, n_rows;       /* MATMUL: rows of w[0]; MOE_DISPATCH: experts; ATTENTION: KV heads; COPY of a weight:
+                                    its rows, or experts where it has several; COPY of a value: columns.
+                                    n_rows 0 means all (then row0 is 0) */
+    uint64_t col0, n_cols;       /* MATMUL, COPY of a weight: columns of w[0], the inner dimension, multiples of 256 but
+                                    for the end; n_cols 0 means all. A MATMUL of fewer makes a partial sum */
+    ps_moe_part part;            /* MOE_DISPATCH */
+    ps_when when;
+    bool ahead;                  /* COPY of a weight: of the next layer, of layer 0 behind the last */
+    uint16_t kv;                 /* KV_STORE, ATTENTION, COPY of KV: PS_KV_HOME, PS_KV_SLOT + buffer */
     uint16_t src[PS_OP_MAX_SRC]; /* buffer numbers, PS_NO_BUFFER where unused */
     uint16_t dst;
     uint32_t n_waits;
@@ -119,6 +148,22 @@ typedef struct ps_block {
     uint32_t instr0, n_instrs; /* in program->instrs */
 } ps_block;
 
+/* A range of a weight: what a resident piece or a slot holds. Its rows lie one behind the other, each the bytes of its
+ * columns, as in the file (ps_weight_range_bytes). Rows of a weight of several experts count experts. */
+typedef struct ps_weight_range {
+    ps_role role;
+    uint32_t layer;        /* 0 for roles without layer */
+    uint64_t row0, n_rows; /* never 0 rows */
+    uint64_t col0, n_cols; /* n_cols 0: all */
+} ps_weight_range;
+
+/* What a slot holds when a step begins, and again when it ends: so copies go on across the end of a step. The executor
+ * fills the slots itself where the step before was another program's, or none. */
+typedef struct ps_slot_entry {
+    uint16_t slot;
+    ps_weight_range range;
+} ps_slot_entry;
+
 typedef struct ps_program {
     uint32_t n_buffers;
     ps_plan_buffer *buffers;
@@ -126,6 +171,8 @@ typedef struct ps_program {
     ps_instr *instrs;
     uint32_t n_blocks;
     ps_block *blocks;
+    uint32_t n_entries;
+    ps_slot_entry *entries; /* ascending slot */
 } ps_program;
 
 /* Rules that the executor relies on besides data flow: a program has exactly one GATHER, in a ONCE block; the
@@ -138,8 +185,12 @@ typedef struct ps_tier {
     uint32_t max_tokens;
     uint32_t program;        /* index into plan->programs */
     uint32_t max_outputs;    /* rows of OUTPUTS buffers */
-    uint64_t *buffer_offset; /* [program->n_buffers] bytes into the buffer's arena, multiples of 64 */
-    uint64_t scratch_offset, scratch_bytes; /* in the host arena, shared by all instructions in turn */
+    uint64_t *buffer_offset; /* [program->n_buffers] bytes into the buffer's arena, multiples of 64 (slots: of
+                                PS_RESIDENT_ALIGN); VRAM: the work arena */
+    uint64_t scratch_offset, scratch_bytes; /* in the host arena, shared by all instructions of queue cpu in turn */
+    uint64_t vram_scratch_offset, vram_scratch_bytes; /* in the VRAM work arena, for those of queue gpu; offset a
+                                                         multiple of PS_RESIDENT_ALIGN */
+    uint32_t max_direct; /* MOE_DISPATCH of part NEAR and FAR: experts that the GPU reads from the host */
     double step_empty_s, step_full_s;       /* predicted step of max_tokens at empty / full bucket */
     double raw_bound_s, reachable_bound_s;  /* at the full bucket; see docs/plan-format.md */
     double *block_period_empty_s, *block_period_full_s; /* [program->n_blocks] */
@@ -153,15 +204,28 @@ typedef struct ps_kv_home {
     uint64_t bytes;  /* per sequence, both planes */
 } ps_kv_home;
 
+/* A piece of a weight that stays in VRAM between steps. */
+typedef struct ps_resident {
+    ps_weight_range range;
+    uint64_t offset; /* in the VRAM weight arena, a multiple of PS_RESIDENT_ALIGN */
+} ps_resident;
+
 typedef struct ps_level {
     char budget[24];        /* "host", or as asked: "2GiB" */
     uint64_t budget_bytes;  /* VRAM promise; 0 for host */
     uint64_t bucket_tokens; /* KV length up to this */
     uint32_t n_seqs, n_threads;
-    uint64_t host_arena_bytes, vram_arena_bytes;
+    uint64_t host_arena_bytes;
+    uint64_t vram_work_bytes, vram_weight_bytes; /* two arenas: buffers, slots, scratch and KV; resident pieces. Multiples
+                                                    of PS_VRAM_ALIGN; with vram_base_bytes at most budget_bytes */
+    uint64_t vram_base_bytes; /* context, modules and libraries, as the profile's meter has them */
     uint64_t peak_host_bytes; /* weights, arena and all: predicted resident memory */
-    ps_placement *placement;  /* [plan->n_shards] */
-    ps_kv_home *kv;           /* [plan->n_layers] */
+    ps_placement *placement;  /* [plan->n_shards]: for people, and what the checker holds queues to */
+    ps_kv_home *kv;           /* [plan->n_layers]; VRAM homes are in the work arena */
+    uint32_t n_resident;
+    ps_resident *resident; /* ascending offset, apart from each other. Of two levels of a plan with different
+                              vram_weight_bytes, those of the smaller come first in the larger, at the same
+                              offsets, so that shrinking frees the tail */
     uint32_t n_tiers;
     ps_tier *tiers; /* ascending max_tokens */
 } ps_level;
@@ -212,6 +276,23 @@ void ps_plan_free(ps_plan *plan);
 ps_status ps_plan_check(const ps_plan *plan, const ps_level *level, const ps_model *model, ps_error *err);
 /* That plan and model belong together (hashes, layers, shards): PS_E_MISMATCH otherwise. */
 ps_status ps_plan_match_model(const ps_plan *plan, const ps_model *model, ps_error *err);
+/* Prove the change from one level to another legal, both checked by themselves: the same plan, KV of `from`'s sequences
+ * fits in `to` (as many sequences; to's bucket may be smaller, then the runtime refuses while a sequence is longer), and
+ * the resident pieces of the level with the smaller weight arena are the first ones of the other's. Errors: PS_E_DATA
+ * naming both levels. Pure; any thread. */
+ps_status ps_plan_check_change(const ps_plan *plan, const ps_level *from, const ps_level *to,
+                               const ps_model *model, ps_error *err);
+
+/* Bytes of a range of a weight as it lies in a slot or a resident piece; *out_row_bytes (may be NULL): stride of its
+ * rows. False: outside the weight, columns not at blocks of its type or at PS_SLOT_ROW_ALIGN bytes, or overflow. */
+bool ps_weight_range_bytes(const ps_model *model, const ps_weight_range *range, uint64_t *out_bytes,
+                           uint64_t *out_row_bytes);
+/* The piece of the level that holds all of `range`; NULL if none. */
+const ps_resident *ps_level_find_resident(const ps_level *level, const ps_weight_range *range);
+/* The layer whose weight a COPY moves, from the layer of its round. */
+uint32_t ps_instr_weight_layer(const ps_plan *plan, const ps_instr *instr, uint32_t layer);
+/* Whether an instruction runs in a tile (ps_when). */
+bool ps_instr_runs(const ps_instr *instr, uint32_t tile, uint32_t n_tiles);
 
 /* Walk of the expanded instruction stream of a tier for a step of n_tokens, used by simulator, checker,
  * executor and trace alike, so that numbers agree. */

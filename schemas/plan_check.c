@@ -150,7 +150,8 @@ static ps_status check_scratch(const checker *c, const here *h) {
     uint64_t rows = h->outputs ? c->tier->max_outputs : c->tier->max_tokens;
     if (rows > PS_TILE_TOKENS && !h->outputs)
         rows = PS_TILE_TOKENS;
-    uint64_t need = ps_scratch_bytes(&k->scratch, rows, longest_row(c, h), c->level->n_threads);
+    uint64_t need = ps_scratch_bytes(&k->scratch, rows, longest_row(c, h), c->level->n_threads,
+                                     c->level->bucket_tokens);
     if (h->in->queue != PS_QUEUE_CPU && need != 0)
         return fail(c, h, "kernels with scratch run on the cpu queue only in version 0");
     return need <= c->tier->scratch_bytes
@@ -197,19 +198,21 @@ static ps_status check_operands(const checker *c, const here *h) {
             return fail(c, h, "source %u is missing", i);
         if (in->src[i] == PS_NO_BUFFER)
             continue;
-        if (buffer_at(c, in->src[i])->space != queue->src)
-            return fail(c, h, "queue %s reads from %s", ps_queue_name(in->queue), ps_space_name(queue->src));
+        if (!(queue->src >> buffer_at(c, in->src[i])->space & 1))
+            return fail(c, h, "queue %s does not read from %s", ps_queue_name(in->queue),
+                        ps_space_name(buffer_at(c, in->src[i])->space));
         if (in->dst == PS_NO_BUFFER)
             continue;
         const ps_buffer_state *s = &c->state.buffers[in->src[i]], *d = &c->state.buffers[in->dst];
         bool same = in->src[i] == in->dst;
         if (same && !(h->rule->src_in_place >> i & 1))
             return fail(c, h, "source %u cannot be the destination", i);
-        if (!same && queue->src == queue->dst && s->begin < d->end && d->begin < s->end)
+        if (!same && buffer_at(c, in->src[i])->space == buffer_at(c, in->dst)->space && s->begin < d->end && d->begin < s->end)
             return fail(c, h, "source %u and the destination share bytes", i);
     }
-    if (in->dst != PS_NO_BUFFER && buffer_at(c, in->dst)->space != queue->dst)
-        return fail(c, h, "queue %s writes to %s", ps_queue_name(in->queue), ps_space_name(queue->dst));
+    if (in->dst != PS_NO_BUFFER && !(queue->dst >> buffer_at(c, in->dst)->space & 1))
+        return fail(c, h, "queue %s does not write to %s", ps_queue_name(in->queue),
+                    ps_space_name(buffer_at(c, in->dst)->space));
     return PS_OK;
 }
 
@@ -390,7 +393,7 @@ static ps_status use_kv(checker *c, const here *h) {
     kv_state *kv = &c->kv[h->layer];
     bool ring = home->rows < c->level->bucket_tokens;
     uint64_t other = 0;
-    if (home->space != ps_queue_rule_get(h->in->queue)->src)
+    if (!(ps_queue_rule_get(h->in->queue)->src >> home->space & 1))
         return fail(c, h, "the layer's KV cache is in %s", ps_space_name(home->space));
     if (h->in->op == PS_OP_KV_STORE) {
         if (kv->n_stored != h->tile)

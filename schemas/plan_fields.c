@@ -51,7 +51,8 @@ static const ps_field program_rows[] = {
 static const ps_field level_rows[] = {
     F(ps_level, budget, CHARS),         F(ps_level, budget_bytes, U64),    F(ps_level, bucket_tokens, U64),
     F(ps_level, n_seqs, U32),           F(ps_level, n_threads, U32),       F(ps_level, host_arena_bytes, U64),
-    F(ps_level, vram_arena_bytes, U64), F(ps_level, peak_host_bytes, U64),
+    F(ps_level, vram_work_bytes, U64),  F(ps_level, vram_weight_bytes, U64),
+    F(ps_level, vram_base_bytes, U64), F(ps_level, peak_host_bytes, U64),
 };
 static const ps_field kv_rows[] = {
     N(ps_kv_home, space, space),

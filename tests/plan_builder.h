@@ -304,13 +304,13 @@ static inline void pb_tier(pb *b, ps_level *level, ps_tier *t, uint64_t arena0[2
         uint64_t longest = b->model->n_vocab, need;
         for (uint32_t l = 0; l < b->model->n_layers; l++)
             longest = b->model->layers[l].n_ff > longest ? b->model->layers[l].n_ff : longest;
-        need = ps_scratch_bytes(&b->plan->kernels[i].scratch, rows, longest, level->n_threads);
+        need = ps_scratch_bytes(&b->plan->kernels[i].scratch, rows, longest, level->n_threads, level->bucket_tokens);
         t->scratch_bytes = need > t->scratch_bytes ? need : t->scratch_bytes;
     }
     t->scratch_offset = used[0];
     used[0] += t->scratch_bytes;
     level->host_arena_bytes = used[0] > level->host_arena_bytes ? used[0] : level->host_arena_bytes;
-    level->vram_arena_bytes = used[1] > level->vram_arena_bytes ? used[1] : level->vram_arena_bytes;
+    level->vram_work_bytes = used[1] > level->vram_work_bytes ? used[1] : level->vram_work_bytes;
     for (uint32_t i = 0; i < p->n_instrs; i++)
         t->predicted[i] = (ps_prediction){i * 1e-6, i * 1e-6 + 0.9e-6, i * 1.1e-6, i * 1.1e-6 + 1e-6 / 3};
     for (uint32_t i = 0; i < p->n_blocks; i++) {

@@ -82,7 +82,7 @@ static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
     ps_json_u64(j, "activation_bytes", l->host_arena_bytes - kv);
     ps_json_u64(j, "program_bytes", ps_memory_program_bytes(v->model, l->n_threads, l->n_seqs));
     ps_json_u64(j, "host_arena_bytes", l->host_arena_bytes);
-    ps_json_u64(j, "vram_arena_bytes", l->vram_arena_bytes);
+    ps_json_u64(j, "vram_work_bytes", l->vram_work_bytes);
     ps_json_u64(j, "peak_host_bytes", l->peak_host_bytes);
     ps_json_close(j);
     ps_json_array(j, "tiers");

@@ -78,6 +78,15 @@ typedef struct ps_kargs {
     ps_warg w[PS_OP_MAX_WEIGHTS];
     ps_xarg src[PS_OP_MAX_SRC];
     ps_xarg dst;
+    uint64_t col0, n_cols; /* MATMUL: range of the inner dimension, columns of w[0] and src[0]; n_cols 0: all. w[0].data
+                              points to row 0, column col0 (row_bytes is the stride of those rows) and w[0].cols
+                              is n_cols; src[0] is whole. A bias is added only where col0 is 0 */
+    ps_moe_part part;          /* MOE_DISPATCH: which of the experts in [row0, row0 + n_rows) */
+    uint32_t max_direct;       /* of that rule */
+    const uint32_t *resident;  /* of that rule: bit e % 32 of word e / 32; NULL: no expert is resident */
+    const uint8_t *const *experts[PS_OP_MAX_WEIGHTS]; /* MOE_DISPATCH: addresses of each expert's matrix of w[i], [w[i].experts],
+                                                         instead of one behind the other from w[i].data; NULL: not so.
+                                                         Entries of experts that are not taken may be NULL */
     const int32_t *tokens;     /* EMBED: ids of the T rows */
     const uint32_t *positions; /* ROPE: positions of the T rows */
     const uint32_t *outputs;   /* GATHER: source row of each of the n_tokens destination rows */

@@ -159,6 +159,7 @@ uint64_t ps_fmt_row_bytes(ps_fmt fmt, uint64_t n) {
     static const uint8_t elem_bytes[PS_FMT_COUNT] = {
         [PS_FMT_F32] = 4, [PS_FMT_F16] = 2, [PS_FMT_I32] = 4, [PS_FMT_SEL] = 8};
     uint64_t bytes = fmt == PS_FMT_Q8               ? ps_q8_s_offset(n) + n / PS_Q8_GROUP * 4
+                     : fmt == PS_FMT_F16S           ? ps_f16s_scale_offset(n) + sizeof(float)
                      : (unsigned)fmt < PS_FMT_COUNT ? n * elem_bytes[fmt]
                                                     : 0;
     return (bytes + PS_ROW_ALIGN - 1) & ~(uint64_t)(PS_ROW_ALIGN - 1);

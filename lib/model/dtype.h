@@ -94,8 +94,13 @@ uint16_t ps_f32_to_bf16(float f);
  * Q8    row of n (a multiple of 32) elements quantised in groups of 32, in three planes, each
  *       starting at a multiple of 64 bytes: int8 q[n]; float d[n/32]; float s[n/32].
  *       x is about d*q with d = max|x|/127; s = d * sum(q) serves weight types with an offset.
- * SEL   router selection: row of n pairs {int32 expert, float weight}, 8 bytes each. */
-#define PS_FMT_LIST(X) X(NONE, "none") X(F32, "f32") X(F16, "f16") X(I32, "i32") X(Q8, "q8") X(SEL, "sel")
+ * SEL   router selection: row of n pairs {int32 expert, float weight}, 8 bytes each.
+ * F16S  row of n halfs h, then at ps_f16s_scale_offset one float s: x is about s*h. s is 1 where max|x| is at most
+ *       32768, otherwise the least power of two with max|x|/s at most 32768: what tensor cores take, whatever
+ *       the size of x. */
+#define PS_FMT_LIST(X)                                                                                       \
+    X(NONE, "none")                                                                                          \
+    X(F32, "f32") X(F16, "f16") X(I32, "i32") X(Q8, "q8") X(SEL, "sel") X(F16S, "f16s")
 
 typedef enum ps_fmt {
 #define PS_FMT_ENUM(name, text) PS_FMT_##name,
@@ -118,6 +123,9 @@ static inline uint64_t ps_q8_d_offset(uint64_t n) {
 }
 static inline uint64_t ps_q8_s_offset(uint64_t n) {
     return ps_q8_d_offset(n) + ((n / 32 * 4 + 63) & ~(uint64_t)63);
+}
+static inline uint64_t ps_f16s_scale_offset(uint64_t n) {
+    return (2 * n + 63) & ~(uint64_t)63;
 }
 
 #ifdef __cplusplus

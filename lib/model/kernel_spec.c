@@ -31,10 +31,13 @@ static bool add_term(uint64_t *acc, uint64_t n, uint64_t a, uint64_t b, uint64_t
            ps_add_u64(*acc, x, acc);
 }
 
-uint64_t ps_scratch_bytes(const ps_scratch_coef *c, uint64_t n_tokens, uint64_t cols, uint32_t n_threads) {
+uint64_t ps_scratch_bytes(const ps_scratch_coef *c, uint64_t n_tokens, uint64_t cols, uint32_t n_threads,
+                          uint64_t kv_tokens) {
     uint64_t sum = c->base;
+    uint64_t chunks = c->kv_chunk != 0 ? kv_tokens / c->kv_chunk + (kv_tokens % c->kv_chunk != 0) : 0, rows;
     if (!add_term(&sum, n_tokens, c->per_token, c->per_token_col, cols) ||
-        !add_term(&sum, 1, 0, c->per_col, cols) ||
+        !add_term(&sum, 1, 0, c->per_col, cols) || !ps_mul_u64(n_tokens, chunks, &rows) ||
+        !add_term(&sum, rows, 0, c->per_token_col_chunk, cols) ||
         !add_term(&sum, n_threads, c->per_thread, c->per_thread_col, cols) || !ps_align_u64(sum, 64, &sum))
         return UINT64_MAX;
     return sum;
@@ -65,7 +68,7 @@ static size_t put_u64(uint8_t *p, size_t at, uint64_t v) {
 /* A chain, so that nothing is allocated: h[0] = hash(n), h[i+1] = hash(h[i] | row i), every number as 8 bytes
  * little-endian, the name padded with zeros. */
 void ps_kernel_spec_hash(const ps_kernel_spec *specs, uint32_t n, uint8_t out[16]) {
-    enum { N_NUMBERS = 14 };
+    enum { N_NUMBERS = 16 };
     uint8_t row[PS_HASH_BYTES + 8 * N_NUMBERS + PS_KERNEL_NAME_MAX];
     put_u64(row, 0, n);
     ps_hash_bytes(row, 8, out);
@@ -84,7 +87,9 @@ void ps_kernel_spec_hash(const ps_kernel_spec *specs, uint32_t n, uint8_t out[16
                                              s->scratch.per_token_col,
                                              s->scratch.per_col,
                                              s->scratch.per_thread,
-                                             s->scratch.per_thread_col};
+                                             s->scratch.per_thread_col,
+                                             s->scratch.kv_chunk,
+                                             s->scratch.per_token_col_chunk};
         size_t at = PS_HASH_BYTES;
         memcpy(row, out, PS_HASH_BYTES);
         for (unsigned k = 0; k < N_NUMBERS; k++)

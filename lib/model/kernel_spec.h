@@ -23,10 +23,12 @@ const char *ps_device_name(ps_device device);
 ps_device ps_device_by_name(const char *name); /* PS_DEV_COUNT if unknown */
 
 /* Scratch bytes of one call with T token rows: base + T*(per_token + cols*per_token_col) + cols*per_col
- * + threads*(per_thread + cols*per_thread_col), rounded up to 64; `cols` is the longest row among the
- * call's weights, sources and destination. */
+ * + threads*(per_thread + cols*per_thread_col) + T*chunks*cols*per_token_col_chunk, rounded up to 64; `cols` is the
+ * longest row among the call's weights, sources and destination; chunks is the bucket's tokens / kv_chunk, rounded
+ * up (0 where kv_chunk is 0): partial results of attention. */
 typedef struct ps_scratch_coef {
     uint64_t base, per_token, per_token_col, per_col, per_thread, per_thread_col;
+    uint64_t kv_chunk, per_token_col_chunk;
 } ps_scratch_coef;
 
 enum { PS_KERNEL_NAME_MAX = 48 };
@@ -42,8 +44,9 @@ typedef struct ps_kernel_spec {
     ps_scratch_coef scratch;
 } ps_kernel_spec;
 
-/* UINT64_MAX on overflow. */
-uint64_t ps_scratch_bytes(const ps_scratch_coef *c, uint64_t n_tokens, uint64_t cols, uint32_t n_threads);
+/* kv_tokens: of the bucket. UINT64_MAX on overflow. */
+uint64_t ps_scratch_bytes(const ps_scratch_coef *c, uint64_t n_tokens, uint64_t cols, uint32_t n_threads,
+                          uint64_t kv_tokens);
 /* Best of `n` specs for (op, wtype, in, out, device) and T token rows: the one whose range holds T, the
  * highest min_tokens first, then the lowest id; NULL if none. */
 const ps_kernel_spec *ps_kernel_spec_choose(const ps_kernel_spec *specs, uint32_t n, ps_op op, ps_dtype wtype,

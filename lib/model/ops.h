@@ -79,6 +79,17 @@ typedef enum ps_glu { PS_GLU_SILU, PS_GLU_GELU_TANH } ps_glu;
 /* Pairing of rotated elements: NORMAL turns (2i, 2i+1), NEOX turns (i, i + n/2). */
 typedef enum ps_rope_style { PS_ROPE_NORMAL, PS_ROPE_NEOX } ps_rope_style;
 
+/* Which experts a MOE_DISPATCH takes, out of those that the step's rows selected. NEAR (the GPU's): resident experts,
+ * and of the other distinct ones the first max_direct in ascending order. FAR (the CPU's): all the rest. Both sides
+ * apply the same rule to the same selection, so each selected expert belongs to exactly one part. */
+#define PS_MOE_PART_LIST(X) X(ALL, "all") X(NEAR, "near") X(FAR, "far")
+typedef enum ps_moe_part {
+#define PS_MOE_PART_ENUM(name, text) PS_MOE_PART_##name,
+    PS_MOE_PART_LIST(PS_MOE_PART_ENUM)
+#undef PS_MOE_PART_ENUM
+        PS_MOE_PART_COUNT
+} ps_moe_part;
+
 #ifdef __cplusplus
 }
 #endif

@@ -250,7 +250,8 @@ static void check(test_case &c, const spec &s, const char *what, fill how, bool 
                 tables[i] = (const uint8_t *const *)m.to_device(gate_table[i], w.experts * 8);
                 d.w[i].data = NULL;
             }
-            on.gate = tables[0], on.up = tables[1], on.down = tables[2];
+            for (int k = 0; k < 3; k++)
+                d.experts[k] = tables[k];
         }
         std::vector<ps_seq_span> spans = c.spans;
         for (ps_seq_span &sp : spans) {

@@ -423,7 +423,7 @@ static void check(const ps_kernel *k, ps_cpu_level top, const shape *s, fill how
             continue;
         for (int split = 0; split < 3; split++) {
             n.a.n_threads = split == 0 ? 1 : 3;
-            const uint64_t scratch = ps_scratch_bytes(&k->spec.scratch, s->tokens, longest, n.a.n_threads);
+            const uint64_t scratch = ps_scratch_bytes(&k->spec.scratch, s->tokens, longest, n.a.n_threads, 0);
             n.a.scratch = scratch ? guarded(scratch) : NULL;
             if (scratch)
                 memset(n.a.scratch, 0xFF, scratch);

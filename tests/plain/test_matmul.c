@@ -232,7 +232,7 @@ static int check(const ps_kernel *kernel, const shape *s, bool verbose) {
     uint64_t x_row = ps_fmt_row_bytes(spec->in_fmt, s->cols), y_row = ps_fmt_row_bytes(PS_FMT_F32, s->rows);
     enum { MAX_THREADS = 5 };
     uint64_t longest = s->cols > s->rows ? s->cols : s->rows;
-    uint64_t scratch_bytes = ps_scratch_bytes(&spec->scratch, s->n_tokens, longest, MAX_THREADS);
+    uint64_t scratch_bytes = ps_scratch_bytes(&spec->scratch, s->n_tokens, longest, MAX_THREADS, 0);
     guarded w = guarded_new(w_row * s->rows), x = guarded_new(x_row * s->n_tokens);
     guarded y = guarded_new(y_row * s->n_tokens), res = guarded_new(y_row * s->n_tokens);
     guarded bias = guarded_new(s->rows * 4), scratch = guarded_new(scratch_bytes);

@@ -23,10 +23,13 @@ typedef struct ps_cuda_on {
         kv_bound; /* ATTENTION: no span ends above this position; sizes the grid and scratch, so that spans
                           may change between replays of a graph */
     uint32_t span_rows; /* ATTENTION, KV_STORE: most rows of one span */
-    /* MOE_DISPATCH: addresses of each expert's matrices, in device memory, [experts], instead of the matrices one
-     * behind the other; NULL entries are experts of another part. VRAM and mapped host memory may mix. */
-    const uint8_t *const *gate, *const *up, *const *down;
+    struct ps_cuda_blas *blas; /* for kernels that use cuBLAS; NULL: they answer PS_E_UNAVAILABLE */
 } ps_cuda_on;
+
+/* cuBLAS, opened at run time: libcublas.so.13 or .12. Its workspace is the kernel's scratch. Errors: PS_E_UNAVAILABLE
+ * (no library), PS_E_OS. One handle is used by one thread at a time. */
+ps_status ps_cuda_blas_open(struct ps_cuda_blas **out, ps_error *err);
+void ps_cuda_blas_close(struct ps_cuda_blas *blas);
 
 /* Launch kernel `id` (a row below). Arguments mean what they mean for CPU kernels, with these differences:
  * - all pointers, those to positions, outputs and spans too, and those inside the spans, are addresses that

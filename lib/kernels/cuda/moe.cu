@@ -291,8 +291,8 @@ cudaError_t launch_moe(const ps_kargs *a, const ps_cuda_on *on) {
         (a->src[0].fmt == PS_FMT_Q8) != q8 || (q8 && ff % 32) || a->n_tokens > PS_CUDA_MATVEC_TOKENS)
         return cudaErrorNotSupported;
     const ps_xarg h = {a->scratch, PS_FMT_F32, ff, ps_fmt_row_bytes(PS_FMT_F32, ff)};
-    const hidden_args ha = {experts_of(a, 0, on->gate),
-                            experts_of(a, 1, on->up),
+    const hidden_args ha = {experts_of(a, 0, a->experts[0]),
+                            experts_of(a, 1, a->experts[1]),
                             rows_of(a->src[0]),
                             rows_of(a->src[1]),
                             rows_of(h),
@@ -308,7 +308,7 @@ cudaError_t launch_moe(const ps_kargs *a, const ps_cuda_on *on) {
         hidden_convert<<<dim3(ff / 32, pairs), 32, 0, stream_of(on)>>>(ha, rows_of(hq));
     }
     const down_args da = {
-        experts_of(a, 2, on->down), rows_of(hq), rows_of(a->src[1]), rows_of(a->src[2]), rows_of(a->dst), ff,
+        experts_of(a, 2, a->experts[2]), rows_of(hq), rows_of(a->src[1]), rows_of(a->src[2]), rows_of(a->dst), ff,
         (uint32_t)a->w[2].rows,     used};
     out->down<<<dim3((da.out + DOWN_ROWS - 1) / DOWN_ROWS, a->n_tokens), 32 * DOWN_WARPS, 0, stream_of(on)>>>(
         da);

@@ -25,12 +25,12 @@ Test(kernel_spec, scratch_by_hand) {
     ps_scratch_coef c = {
         .base = 100, .per_token = 3, .per_token_col = 2, .per_col = 5, .per_thread = 7, .per_thread_col = 1};
     /* 100 + 4*(3 + 10*2) + 10*5 + 2*(7 + 10*1) = 276, up to 320 */
-    cr_assert_eq(ps_scratch_bytes(&c, 4, 10, 2), 320);
-    cr_assert_eq(ps_scratch_bytes(&(ps_scratch_coef){.base = 0}, 9, 9, 9), 0);
-    cr_assert_eq(ps_scratch_bytes(&(ps_scratch_coef){.base = 64}, 9, 9, 9), 64);
-    cr_assert_eq(ps_scratch_bytes(&c, UINT64_MAX, 10, 2), UINT64_MAX);
-    cr_assert_eq(ps_scratch_bytes(&c, 1, UINT64_MAX / 2, 2), UINT64_MAX);
-    cr_assert_eq(ps_scratch_bytes(&(ps_scratch_coef){.base = UINT64_MAX - 3}, 0, 0, 0), UINT64_MAX);
+    cr_assert_eq(ps_scratch_bytes(&c, 4, 10, 2, 0), 320);
+    cr_assert_eq(ps_scratch_bytes(&(ps_scratch_coef){.base = 0}, 9, 9, 9, 0), 0);
+    cr_assert_eq(ps_scratch_bytes(&(ps_scratch_coef){.base = 64}, 9, 9, 9, 0), 64);
+    cr_assert_eq(ps_scratch_bytes(&c, UINT64_MAX, 10, 2, 0), UINT64_MAX);
+    cr_assert_eq(ps_scratch_bytes(&c, 1, UINT64_MAX / 2, 2, 0), UINT64_MAX);
+    cr_assert_eq(ps_scratch_bytes(&(ps_scratch_coef){.base = UINT64_MAX - 3}, 0, 0, 0, 0), UINT64_MAX);
 }
 
 static ps_kernel_spec spec(uint32_t id, uint32_t lo, uint32_t hi) {

@@ -208,7 +208,7 @@ static inline void shadow_scratch(shadow *s, uint32_t i) {
             if (b != PS_NO_BUFFER && s->program->buffers[b].rows == PS_ROWS_OUTPUTS)
                 rows = s->tier->max_outputs;
         }
-        uint64_t bytes = ps_scratch_bytes(&s->plan->kernels[k].scratch, rows, cols, s->level->n_threads);
+        uint64_t bytes = ps_scratch_bytes(&s->plan->kernels[k].scratch, rows, cols, s->level->n_threads, s->level->bucket_tokens);
         for (uint64_t w = 0; w < bytes / 4; w++) {
             uint64_t at = s->tier->scratch_offset / 4 + w;
             if (at >= s->n_words[0]) {
@@ -294,7 +294,7 @@ static inline void shadow_step(shadow *s, uint32_t i, bool end) {
 static inline bool shadow_uses_scratch(const shadow *s, uint32_t kernel) {
     for (uint32_t k = 0; k < s->plan->n_kernels; k++)
         if (s->plan->kernels[k].id == kernel)
-            return ps_scratch_bytes(&s->plan->kernels[k].scratch, 1, 64, 1) != 0;
+            return ps_scratch_bytes(&s->plan->kernels[k].scratch, 1, 64, 1, 0) != 0;
     return false;
 }
 
@@ -393,7 +393,7 @@ static inline const char *shadow_judge(const ps_plan *plan, const ps_level *leve
                                        uint64_t seed, char buf[200]) {
     shadow s = {.plan = plan, .level = level, .tier = tier, .model = model, .n_tokens = n_tokens};
     buf[0] = '\0';
-    if (level->host_arena_bytes > SHADOW_MAX_BYTES || level->vram_arena_bytes > SHADOW_MAX_BYTES)
+    if (level->host_arena_bytes > SHADOW_MAX_BYTES || level->vram_work_bytes > SHADOW_MAX_BYTES)
         return buf; /* a mutant with an arena far larger than it needs: too slow to shadow */
     s.program = &plan->programs[tier->program];
     s.n_tiles = (n_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS;
@@ -403,7 +403,7 @@ static inline const char *shadow_judge(const ps_plan *plan, const ps_level *leve
         s.op_total += model->shards[i].n_ops;
     s.executed = calloc((size_t)s.op_total * s.n_tiles, sizeof *s.executed);
     s.n_words[0] = level->host_arena_bytes / 4;
-    s.n_words[1] = level->vram_arena_bytes / 4;
+    s.n_words[1] = level->vram_work_bytes / 4;
     for (int a = 0; a < 2; a++) {
         s.words[a] = calloc(s.n_words[a] + 1, sizeof(uint64_t));
         if (s.words[a] == NULL || s.items == NULL || s.executed == NULL)

@@ -144,8 +144,8 @@ RULE(kv_outside, mb_llama_small, 0, "kv of layer 1: outside the host arena",
 RULE(kv_overlap, mb_llama_small, 0, "kv: layers 0 and 1 share bytes", b.level->kv[1].offset = 64;)
 RULE(kv_elsewhere, mb_llama_small, 2, "the layer's KV cache is in vram", {
     b.level->kv[0].space = PS_SPACE_VRAM;
-    b.level->kv[0].offset = b.level->vram_arena_bytes;
-    b.level->vram_arena_bytes += b.level->kv[0].bytes;
+    b.level->kv[0].offset = b.level->vram_work_bytes;
+    b.level->vram_work_bytes += b.level->kv[0].bytes;
 })
 RULE(attention_before_store, mb_llama_small, 0, "does not hold the tile's tokens yet",
      swap(find(&b, PS_OP_KV_STORE, 0), find(&b, PS_OP_ATTENTION, 0));)

@@ -75,7 +75,8 @@ typedef struct ps_plan_buffer {
     ps_space space; /* slots: VRAM */
     ps_fmt fmt;     /* slots: NONE */
     ps_rows rows;
-    uint32_t cols; /* slots: bytes, a multiple of PS_RESIDENT_ALIGN */
+    uint32_t col0, cols; /* it holds columns [col0, col0 + cols) of the value: less than all where the work on the others
+                            is another queue's. Slots: 0 and bytes, a multiple of PS_RESIDENT_ALIGN */
 } ps_plan_buffer;
 
 /* X(NAME, bit, "name") */

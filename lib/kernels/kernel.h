@@ -41,7 +41,9 @@ const char *ps_cpu_level_name(ps_cpu_level level);
  * the whole process). Any thread. */
 ps_cpu_level ps_cpu_level_detect(void);
 
-/* A weight operand: rows [row0, row0 + n_rows) of the matrix `data` points to (first row = row 0). */
+/* A weight operand: rows [row0, row0 + n_rows) of the matrix `data` points to (first row = row 0). row_bytes may be more
+ * than its columns take, so that a range of columns of a larger matrix is a matrix too (MATMUL; with sources as wide as
+ * that range). */
 typedef struct ps_warg {
     const uint8_t *data; /* NULL if absent */
     ps_dtype type;
@@ -78,9 +80,6 @@ typedef struct ps_kargs {
     ps_warg w[PS_OP_MAX_WEIGHTS];
     ps_xarg src[PS_OP_MAX_SRC];
     ps_xarg dst;
-    uint64_t col0, n_cols; /* MATMUL: range of the inner dimension, columns of w[0] and src[0]; n_cols 0: all. w[0].data
-                              points to row 0, column col0 (row_bytes is the stride of those rows) and w[0].cols
-                              is n_cols; src[0] is whole. A bias is added only where col0 is 0 */
     ps_moe_part part;          /* MOE_DISPATCH: which of the experts in [row0, row0 + n_rows) */
     uint32_t max_direct;       /* of that rule */
     const uint32_t *resident;  /* of that rule: bit e % 32 of word e / 32; NULL: no expert is resident */

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-enum { PS_PROFILE_VERSION = 1, PS_PROFILE_MAX_BYTES = 4 << 20 };
+enum { PS_PROFILE_VERSION = 2, PS_PROFILE_MAX_BYTES = 4 << 20 };
 
 /* One measured quantity. X(NAME, "name"): why sampling stopped. */
 #define PS_STOP_LIST(X)                                                                                      \
@@ -53,7 +53,7 @@ typedef struct ps_profile_dram {
 } ps_profile_dram;
 
 /* What ran beside the measured kernel. */
-#define PS_BESIDE_LIST(X) X(IDLE, "idle") X(MEMORY, "memory") X(H2D, "h2d") X(D2H, "d2h")
+#define PS_BESIDE_LIST(X) X(IDLE, "idle") X(MEMORY, "memory") X(H2D, "h2d") X(D2H, "d2h") X(DIRECT, "direct")
 typedef enum ps_beside {
 #define PS_BESIDE_ENUM(name, text) PS_BESIDE_##name,
     PS_BESIDE_LIST(PS_BESIDE_ENUM)
@@ -66,7 +66,8 @@ typedef enum ps_beside {
  * rows, cols: of the weight (MATMUL); other operations: rows 0, cols elements of a row (EMBED, RMSNORM, ROPE, KV_STORE,
  * GLU, ADD, CONVERT, GATHER; MOE_ROUTE: experts; SAMPLE: vocabulary). ATTENTION: rows = n_head, cols = head_dim,
  * heads_kv, kv_len = positions in the cache once the step is stored, no window. MOE_DISPATCH: rows = n_ff_expert,
- * cols = n_embd. Both MOE: heads_kv = experts, kv_len = used experts per token. */
+ * cols = n_embd. Both MOE: heads_kv = experts, kv_len = used experts per token. Kernels of device cuda: n_threads 0, weights
+ * in VRAM with cold L2; `beside` DIRECT: weights in page-locked host memory. */
 typedef struct ps_profile_point {
     uint32_t kernel; /* catalogue id */
     uint64_t rows, cols;
@@ -77,6 +78,61 @@ typedef struct ps_profile_point {
     ps_stat time_s;
     double beside_bytes_per_s; /* rate of what ran beside, measured at the same time; 0 when idle */
 } ps_profile_point;
+
+/* How host memory is held that the GPU copies from or reads. X(NAME, "name") */
+#define PS_HOST_KIND_LIST(X) X(PINNED, "pinned") X(REGISTERED, "registered") X(PAGEABLE, "pageable") X(STAGED, "staged")
+typedef enum ps_host_kind {
+#define PS_HOST_KIND_ENUM(name, text) PS_HOST_KIND_##name,
+    PS_HOST_KIND_LIST(PS_HOST_KIND_ENUM)
+#undef PS_HOST_KIND_ENUM
+        PS_HOST_KIND_COUNT
+} ps_host_kind;
+
+/* What moves bytes between host and GPU. X(NAME, "name") */
+#define PS_BUS_LIST(X)                                                                                       \
+    X(H2D, "h2d") X(D2H, "d2h") /* copies */                                                                 \
+    X(DIRECT, "direct")         /* a GPU kernel that reads page-locked host memory */
+typedef enum ps_bus {
+#define PS_BUS_ENUM(name, text) PS_BUS_##name,
+    PS_BUS_LIST(PS_BUS_ENUM)
+#undef PS_BUS_ENUM
+        PS_BUS_COUNT
+} ps_bus;
+
+/* Rate of one way over the bus in pieces of `bytes`, alone. */
+typedef struct ps_profile_copy {
+    ps_bus bus;
+    ps_host_kind kind;
+    uint64_t bytes;
+    ps_stat bw_bytes_per_s;
+} ps_profile_copy;
+
+/* Bus and CPU at once, both flat out, both measured at the same time: n_threads read DRAM beside it. */
+typedef struct ps_profile_together {
+    ps_bus bus;
+    uint32_t n_threads;
+    ps_stat bus_bytes_per_s, dram_bytes_per_s;
+} ps_profile_together;
+
+typedef struct ps_profile_gpu {
+    char name[96], uuid[48], driver[32]; /* name "" : no GPU, all else 0 */
+    uint32_t cc_major, cc_minor, n_multiprocessors;
+    uint64_t vram_bytes, l2_bytes;
+    uint32_t pcie_gen, pcie_width; /* under load */
+    uint64_t base_bytes;           /* by the meter: context, modules and cuBLAS, without any allocation of ours */
+    char meter[32];                /* how it was read: ps_meter_name */
+    bool cupti;                    /* GPU times from CUPTI records; otherwise from CUDA events */
+    ps_stat hbm_read_bytes_per_s;
+    ps_stat matmul_flops_per_s, attention_flops_per_s; /* best f16 rates of the kernels */
+    ps_stat launch_s, graph_node_s, graph_launch_s, event_wait_s;
+    ps_stat to_cpu_s, to_gpu_s;        /* hand-over: end of a kernel to the CPU's next instruction, and back */
+    ps_stat lock_bytes_per_s;          /* page-locking */
+    ps_stat map_s, unmap_s;            /* of one handle of 16 MiB */
+    uint32_t n_copies;
+    ps_profile_copy *copies;
+    uint32_t n_together;
+    ps_profile_together *together;
+} ps_profile_gpu;
 
 typedef struct ps_profile {
     uint32_t version;
@@ -90,6 +146,7 @@ typedef struct ps_profile {
     ps_profile_topology topology;
     uint32_t n_dram;
     ps_profile_dram *dram;
+    ps_profile_gpu gpu;
     ps_stat barrier_s;    /* one barrier of n_allowed threads */
     ps_stat pool_start_s; /* waking the pool for a step */
     uint32_t n_kernels;

@@ -75,7 +75,7 @@ static inline uint16_t pb_buffer(pb *b, ps_value value, ps_fmt fmt, ps_space spa
             return (uint16_t)i;
     if (p->n_buffers == PB_MAX_BUFFERS)
         abort();
-    p->buffers[p->n_buffers] = (ps_plan_buffer){value, space, fmt, rows, cols};
+    p->buffers[p->n_buffers] = (ps_plan_buffer){value, space, fmt, rows, 0, cols};
     return (uint16_t)p->n_buffers++;
 }
 

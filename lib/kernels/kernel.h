@@ -108,18 +108,18 @@ typedef struct ps_cpu_variant {
 typedef struct ps_kernel {
     ps_kernel_spec spec;
     float tolerance; /* ||out - ref|| / ||ref|| against kernels/ref never exceeds it */
-    uint32_t n_variants;
-    const ps_cpu_variant *variants; /* ascending level; CPU only */
+    uint32_t n_variants;            /* 0 where the device is not the CPU */
+    const ps_cpu_variant *variants; /* ascending level; NULL where the device is not the CPU */
 } ps_kernel;
 
-/* All rows, ascending id. */
+/* All rows of all devices, ascending id; the same in every build. CUDA rows are launched by ps_cuda_launch. */
 const ps_kernel *ps_kernel_table(uint32_t *out_n);
 const ps_kernel *ps_kernel_find(uint32_t id);         /* NULL if unknown */
 const ps_kernel *ps_kernel_by_name(const char *name); /* NULL if unknown */
 /* Best row for (op, wtype, in, out, device) and T tokens; NULL if none. */
 const ps_kernel *ps_kernel_choose(ps_op op, ps_dtype wtype, ps_fmt in, ps_fmt out, ps_device device,
                                   uint32_t n_tokens);
-/* Variant of a CPU kernel for the highest level not above `level`; never NULL for CPU rows. */
+/* Variant of a CPU kernel for the highest level not above `level`; never NULL for CPU rows, NULL for others. */
 const ps_cpu_variant *ps_kernel_variant(const ps_kernel *kernel, ps_cpu_level level);
 /* ps_kernel_spec_hash of all rows: plans and profiles carry it. */
 void ps_kernel_set_hash(uint8_t out[16]);

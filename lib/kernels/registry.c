@@ -1,8 +1,10 @@
-/* The table of kernels, made from the lists that each folder of kernels exports, and its look-ups. */
+/* The table of kernels, made from the lists that each folder of kernels exports, and its look-ups. Every build
+ * has all rows, whatever it can run, so that a kernel set has the same hash everywhere. */
 #include <string.h>
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/matmul.h"
+#include "kernels/cuda/cuda_kernels.h"
 #include "kernels/kernel.h"
 
 #define OP_SPEC(id_, name_, op_, wtype_, in_, out_, min_, max_, tol_, var_, base_, tok_, tokcol_, col_,      \
@@ -18,13 +20,23 @@
         .out_fmt = PS_FMT_F32, .device = PS_DEV_CPU, .min_tokens = min_, .max_tokens = max_,                 \
         .scratch = PS_MM_SCRATCH_##family_,                                                                  \
     }
+/* Launchers are found by id: ps_cuda_launch. */
+#define CUDA_SPEC(id_, name_, op_, wtype_, in_, out_, min_, max_, tol_, launcher_, base_, tok_, tokcol_,     \
+                  col_, thr_, thrcol_, chunk_, chunkcol_)                                                    \
+    {                                                                                                        \
+        .id = id_, .name = name_, .op = PS_OP_##op_, .wtype = PS_DTYPE_##wtype_, .in_fmt = PS_FMT_##in_,     \
+        .out_fmt = PS_FMT_##out_, .device = PS_DEV_CUDA, .min_tokens = min_, .max_tokens = max_,             \
+        .scratch = {base_, tok_, tokcol_, col_, thr_, thrcol_, chunk_, chunkcol_},                           \
+    }
 
 /* The specs alone, one behind the other, as the chooser and the hash take them. */
 static const ps_kernel_spec specs[] = {
 #define OP_SPEC_ROW(...) OP_SPEC(__VA_ARGS__),
     PS_CPU_OP_KERNELS(OP_SPEC_ROW)
 #define MM_SPEC_ROW(...) MM_SPEC(__VA_ARGS__),
-        PS_CPU_MATMUL_KERNELS(MM_SPEC_ROW)};
+        PS_CPU_MATMUL_KERNELS(MM_SPEC_ROW)
+#define CUDA_SPEC_ROW(...) CUDA_SPEC(__VA_ARGS__),
+            PS_CUDA_KERNELS(CUDA_SPEC_ROW)};
 
 static const ps_kernel table[] = {
 #define OP_KERNEL_ROW(id_, name_, op_, wtype_, in_, out_, min_, max_, tol_, var_, ...)                       \
@@ -38,7 +50,11 @@ static const ps_kernel table[] = {
      .tolerance = tol_,                                                                                      \
      .n_variants = PS_MM_N_##family_,                                                                        \
      .variants = ps_mm_variants_##family_},
-        PS_CPU_MATMUL_KERNELS(MM_KERNEL_ROW)};
+        PS_CPU_MATMUL_KERNELS(MM_KERNEL_ROW)
+#define CUDA_KERNEL_ROW(id_, name_, op_, wtype_, in_, out_, min_, max_, tol_, launcher_, ...)                \
+    {.spec = CUDA_SPEC(id_, name_, op_, wtype_, in_, out_, min_, max_, tol_, launcher_, __VA_ARGS__),        \
+     .tolerance = tol_},
+            PS_CUDA_KERNELS(CUDA_KERNEL_ROW)};
 
 enum { N_KERNELS = sizeof table / sizeof table[0] };
 

@@ -33,9 +33,10 @@ struct spec {
     ps_dtype wtype;
     ps_fmt in, out;
     float tolerance;
+    ps_scratch_coef scratch;
 };
-#define SPEC(id_, name_, op_, wtype_, in_, out_, min_, max_, tol_, ...)                                      \
-    {id_, name_, PS_OP_##op_, PS_DTYPE_##wtype_, PS_FMT_##in_, PS_FMT_##out_, tol_},
+#define SPEC(id_, name_, op_, wtype_, in_, out_, min_, max_, tol_, launcher_, ...)                           \
+    {id_, name_, PS_OP_##op_, PS_DTYPE_##wtype_, PS_FMT_##in_, PS_FMT_##out_, tol_, {__VA_ARGS__}},
 static const spec specs[] = {PS_CUDA_KERNELS(SPEC)};
 
 static uint64_t rng = 1;
@@ -224,10 +225,24 @@ static void check(test_case &c, const spec &s, const char *what, fill how, bool 
         c.on.kv_bound = sp.pos0 + sp.n_rows > c.on.kv_bound ? sp.pos0 + sp.n_rows : c.on.kv_bound;
         c.on.span_rows = sp.n_rows > c.on.span_rows ? sp.n_rows : c.on.span_rows;
     }
-    uint64_t scratch =
-        s.op == PS_OP_ATTENTION ? ps_cuda_attn_scratch(&c.layer, c.a.n_tokens, c.on.kv_bound) : 0;
-    if (s.op == PS_OP_MOE_DISPATCH)
+    /* What the row asks for; where the exact need is known the kernel gets no more than that. */
+    uint64_t cols = c.a.dst.cols;
+    for (int i = 0; i < PS_OP_MAX_SRC; i++)
+        cols = c.a.src[i].data && c.a.src[i].cols > cols ? c.a.src[i].cols : cols;
+    for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++)
+        cols = c.a.w[i].cols > cols ? c.a.w[i].cols : cols;
+    const uint64_t asked = ps_scratch_bytes(&s.scratch, c.a.n_tokens, cols, 1, c.on.kv_bound);
+    uint64_t scratch = asked;
+    if (s.op == PS_OP_ATTENTION && s.scratch.kv_chunk != 0)
+        scratch = ps_cuda_attn_scratch(&c.layer, c.a.n_tokens, c.on.kv_bound);
+    if (s.op == PS_OP_MOE_DISPATCH && s.scratch.per_token_col == PS_CUDA_MAX_USED * 6)
         scratch = c.a.n_tokens * (uint64_t)PS_CUDA_MAX_USED * (320 + 6 * c.a.w[0].rows);
+    if (scratch > asked) {
+        printf("FAILED %s, %s: the row asks for %llu bytes of scratch, %llu are needed\n", s.name, what,
+               (unsigned long long)asked, (unsigned long long)scratch);
+        n_failed++;
+        return;
+    }
     if (scratch) {
         CK(cudaMalloc((void **)&d.scratch, scratch));
         m.device.push_back(d.scratch);

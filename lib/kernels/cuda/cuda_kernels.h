@@ -22,7 +22,7 @@ typedef struct ps_cuda_on {
     uint32_t
         kv_bound; /* ATTENTION: no span ends above this position; sizes the grid and scratch, so that spans
                           may change between replays of a graph */
-    uint32_t span_rows; /* ATTENTION, KV_STORE: most rows of one span */
+    uint32_t span_rows;        /* ATTENTION, KV_STORE: most rows of one span */
     struct ps_cuda_blas *blas; /* for kernels that use cuBLAS; NULL: they answer PS_E_UNAVAILABLE */
 } ps_cuda_on;
 
@@ -45,25 +45,32 @@ ps_status ps_cuda_launch(uint32_t id, const ps_kargs *a, const ps_cuda_on *on, p
 ps_status ps_cuda_load_all(ps_error *err);
 
 /* Rows, in the form of PS_CPU_OP_KERNELS: X(id, "name", op, weight type, in, out, min tokens, max tokens, tolerance,
- * launcher, scratch base, per_token, per_token_col, per_col, per_thread, per_thread_col). Ascending ids.
- * Matrix products: 2100 + ggml id; mixture of experts: 2200 + ggml id. Attention's scratch follows from
- * ps_cuda_on.kv_bound instead: ps_cuda_attn_scratch. */
+ * launcher, scratch base, per_token, per_token_col, per_col, per_thread, per_thread_col, kv_chunk, per_token_col_chunk).
+ * Ascending ids. Matrix products: 2100 + ggml id; mixture of experts: 2200 + ggml id.
+ * Decode attention's scratch, ps_cuda_attn_scratch at the bucket's end, is T * chunks * n_head * (head_dim + 2) * 4;
+ * the row's T * chunks * cols * 5 with cols >= n_head * head_dim is no less for heads of 8 elements and more. */
 #define PS_CUDA_KERNELS(X)                                                                                   \
-    X(2010, "cuda.rmsnorm.f32", RMSNORM, F32, F32, F32, 1, UINT32_MAX, 2e-6f, rmsnorm, 0, 0, 0, 0, 0, 0)     \
-    X(2011, "cuda.rmsnorm.q8", RMSNORM, F32, F32, Q8, 1, UINT32_MAX, 2e-3f, rmsnorm, 0, 0, 0, 0, 0, 0)       \
-    X(2020, "cuda.rope", ROPE, NONE, F32, F32, 1, UINT32_MAX, 1e-6f, rope, 0, 0, 0, 0, 0, 0)                 \
-    X(2021, "cuda.rope.factors", ROPE, F32, F32, F32, 1, UINT32_MAX, 1e-6f, rope, 0, 0, 0, 0, 0, 0)          \
-    X(2030, "cuda.kv_store", KV_STORE, NONE, F32, NONE, 1, UINT32_MAX, 0.0f, kv_store, 0, 0, 0, 0, 0, 0)     \
-    X(2040, "cuda.attention.split.f32", ATTENTION, NONE, F32, F32, 1, 15, 5e-5f, attn_split, 0, 0, 0, 0, 0,  \
+    X(2010, "cuda.rmsnorm.f32", RMSNORM, F32, F32, F32, 1, UINT32_MAX, 2e-6f, rmsnorm, 0, 0, 0, 0, 0, 0, 0,  \
       0)                                                                                                     \
-    X(2041, "cuda.attention.split.q8", ATTENTION, NONE, F32, Q8, 1, 15, 2e-3f, attn_split, 0, 0, 0, 0, 0, 0) \
-    X(2050, "cuda.glu.f32", GLU, NONE, F32, F32, 1, UINT32_MAX, 1e-6f, glu, 0, 0, 0, 0, 0, 0)                \
-    X(2051, "cuda.glu.q8", GLU, NONE, F32, Q8, 1, UINT32_MAX, 2e-3f, glu, 0, 0, 0, 0, 0, 0)                  \
-    X(2060, "cuda.add", ADD, NONE, F32, F32, 1, UINT32_MAX, 1e-7f, add, 0, 0, 0, 0, 0, 0)                    \
-    X(2070, "cuda.convert.q8", CONVERT, NONE, F32, Q8, 1, UINT32_MAX, 2e-3f, convert, 0, 0, 0, 0, 0, 0)      \
-    X(2071, "cuda.convert.f16", CONVERT, NONE, F32, F16, 1, UINT32_MAX, 0.0f, convert, 0, 0, 0, 0, 0, 0)     \
-    X(2080, "cuda.gather", GATHER, NONE, F32, F32, 1, UINT32_MAX, 0.0f, gather, 0, 0, 0, 0, 0, 0)            \
-    X(2090, "cuda.moe_route", MOE_ROUTE, NONE, F32, SEL, 1, UINT32_MAX, 2e-6f, moe_route, 0, 0, 0, 0, 0, 0)  \
+    X(2011, "cuda.rmsnorm.q8", RMSNORM, F32, F32, Q8, 1, UINT32_MAX, 2e-3f, rmsnorm, 0, 0, 0, 0, 0, 0, 0, 0) \
+    X(2020, "cuda.rope", ROPE, NONE, F32, F32, 1, UINT32_MAX, 1e-6f, rope, 0, 0, 0, 0, 0, 0, 0, 0)           \
+    X(2021, "cuda.rope.factors", ROPE, F32, F32, F32, 1, UINT32_MAX, 1e-6f, rope, 0, 0, 0, 0, 0, 0, 0, 0)    \
+    X(2030, "cuda.kv_store", KV_STORE, NONE, F32, NONE, 1, UINT32_MAX, 0.0f, kv_store, 0, 0, 0, 0, 0, 0, 0,  \
+      0)                                                                                                     \
+    X(2040, "cuda.attention.split.f32", ATTENTION, NONE, F32, F32, 1, 15, 5e-5f, attn_split, 0, 0, 0, 0, 0,  \
+      0, PS_CUDA_ATTN_CHUNK, 5)                                                                              \
+    X(2041, "cuda.attention.split.q8", ATTENTION, NONE, F32, Q8, 1, 15, 2e-3f, attn_split, 0, 0, 0, 0, 0, 0, \
+      PS_CUDA_ATTN_CHUNK, 5)                                                                                 \
+    X(2050, "cuda.glu.f32", GLU, NONE, F32, F32, 1, UINT32_MAX, 1e-6f, glu, 0, 0, 0, 0, 0, 0, 0, 0)          \
+    X(2051, "cuda.glu.q8", GLU, NONE, F32, Q8, 1, UINT32_MAX, 2e-3f, glu, 0, 0, 0, 0, 0, 0, 0, 0)            \
+    X(2060, "cuda.add", ADD, NONE, F32, F32, 1, UINT32_MAX, 1e-7f, add, 0, 0, 0, 0, 0, 0, 0, 0)              \
+    X(2070, "cuda.convert.q8", CONVERT, NONE, F32, Q8, 1, UINT32_MAX, 2e-3f, convert, 0, 0, 0, 0, 0, 0, 0,   \
+      0)                                                                                                     \
+    X(2071, "cuda.convert.f16", CONVERT, NONE, F32, F16, 1, UINT32_MAX, 0.0f, convert, 0, 0, 0, 0, 0, 0, 0,  \
+      0)                                                                                                     \
+    X(2080, "cuda.gather", GATHER, NONE, F32, F32, 1, UINT32_MAX, 0.0f, gather, 0, 0, 0, 0, 0, 0, 0, 0)      \
+    X(2090, "cuda.moe_route", MOE_ROUTE, NONE, F32, SEL, 1, UINT32_MAX, 2e-6f, moe_route, 0, 0, 0, 0, 0, 0,  \
+      0, 0)                                                                                                  \
     PS_CUDA_MATVEC_F(X, 2100, "f32", F32)                                                                    \
     PS_CUDA_MATVEC_F(X, 2101, "f16", F16)                                                                    \
     PS_CUDA_MATVEC_Q(X, 2102, "q4_0", Q4_0)                                                                  \
@@ -89,17 +96,17 @@ ps_status ps_cuda_load_all(ps_error *err);
 
 #define PS_CUDA_MATVEC_F(X, id, text, type)                                                                  \
     X(id, "cuda.matvec." text, MATMUL, type, F32, F32, 1, PS_CUDA_MATVEC_TOKENS, 1e-5f, matvec, 0, 0, 0, 0,  \
-      0, 0)
+      0, 0, 0, 0)
 #define PS_CUDA_MATVEC_Q(X, id, text, type)                                                                  \
     X(id, "cuda.matvec." text ".q8", MATMUL, type, Q8, F32, 1, PS_CUDA_MATVEC_TOKENS, 1e-5f, matvec, 0, 0,   \
-      0, 0, 0, 0)
+      0, 0, 0, 0, 0, 0)
 /* Hidden rows of all (token, expert) pairs: floats, and in Q8 for quantised types. */
 #define PS_CUDA_MOE_F(X, id, text, type)                                                                     \
     X(id, "cuda.moe." text ".f32", MOE_DISPATCH, type, F32, F32, 1, PS_CUDA_MATVEC_TOKENS, 1e-5f, moe, 0,    \
-      PS_CUDA_MAX_USED * 64, PS_CUDA_MAX_USED * 4, 0, 0, 0)
+      PS_CUDA_MAX_USED * 64, PS_CUDA_MAX_USED * 4, 0, 0, 0, 0, 0)
 #define PS_CUDA_MOE_Q(X, id, text, type)                                                                     \
     X(id, "cuda.moe." text ".q8", MOE_DISPATCH, type, Q8, F32, 1, PS_CUDA_MATVEC_TOKENS, 2e-2f, moe, 0,      \
-      PS_CUDA_MAX_USED * 320, PS_CUDA_MAX_USED * 6, 0, 0, 0)
+      PS_CUDA_MAX_USED * 320, PS_CUDA_MAX_USED * 6, 0, 0, 0, 0, 0)
 
 /* Scratch bytes of decode attention: partial results of every chunk of positions. */
 static inline uint64_t ps_cuda_attn_scratch(const ps_layer *layer, uint32_t n_tokens, uint32_t kv_bound) {

@@ -3,7 +3,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cuda/cuda_kernels.h"
 #include "kernels/kernel.h"
+
+#define COUNT(...) +1
+enum { N_CUDA = PS_CUDA_KERNELS(COUNT) };
 
 Test(registry, few_tokens_and_many_have_their_own_rows) {
     const ps_kernel *one =
@@ -14,7 +18,7 @@ Test(registry, few_tokens_and_many_have_their_own_rows) {
     cr_assert_not_null(many);
     cr_assert_neq(one->spec.id, many->spec.id);
     cr_assert_null(ps_kernel_choose(PS_OP_RMSNORM, PS_DTYPE_Q4_K, PS_FMT_F32, PS_FMT_F32, PS_DEV_CPU, 1));
-    cr_assert_null(ps_kernel_choose(PS_OP_RMSNORM, PS_DTYPE_F32, PS_FMT_F32, PS_FMT_F32, PS_DEV_CUDA, 1));
+    cr_assert_null(ps_kernel_choose(PS_OP_SAMPLE, PS_DTYPE_NONE, PS_FMT_F32, PS_FMT_I32, PS_DEV_CUDA, 1));
 }
 
 Test(registry, a_variant_for_every_level) {
@@ -23,9 +27,49 @@ Test(registry, a_variant_for_every_level) {
     for (uint32_t i = 0; i < n; i++)
         for (int level = 0; level < PS_CPU_LEVEL_COUNT; level++) {
             const ps_cpu_variant *v = ps_kernel_variant(&t[i], (ps_cpu_level)level);
+            if (t[i].spec.device != PS_DEV_CPU) {
+                cr_assert_null(v);
+                continue;
+            }
             cr_assert_not_null(v);
             cr_assert_leq((int)v->level, level);
         }
+}
+
+/* CUDA rows are in every build, with or without a CUDA compiler, so that plans made elsewhere match. */
+Test(registry, cuda_rows_are_there) {
+    uint32_t n, n_cuda = 0;
+    const ps_kernel *t = ps_kernel_table(&n);
+    for (uint32_t i = 0; i < n; i++) {
+        n_cuda += t[i].spec.device == PS_DEV_CUDA;
+        cr_assert(strncmp(t[i].spec.name, t[i].spec.device == PS_DEV_CUDA ? "cuda." : "cpu.", 4) == 0);
+        cr_assert_lt(strlen(t[i].spec.name), PS_KERNEL_NAME_MAX - 1);
+    }
+    cr_assert_eq(n_cuda, N_CUDA);
+    const ps_kernel *k = ps_kernel_choose(PS_OP_MATMUL, PS_DTYPE_Q4_0, PS_FMT_Q8, PS_FMT_F32, PS_DEV_CUDA, 1);
+    cr_assert_not_null(k);
+    cr_assert_eq(k->spec.device, PS_DEV_CUDA);
+    cr_assert_neq(
+        k->spec.id,
+        ps_kernel_choose(PS_OP_MATMUL, PS_DTYPE_Q4_0, PS_FMT_Q8, PS_FMT_F32, PS_DEV_CPU, 1)->spec.id);
+}
+
+/* Scratch of the attention over parts of the KV cache, as the launcher needs it and as the row asks for it. */
+Test(registry, cuda_attention_scratch_is_enough) {
+    const ps_kernel *k =
+        ps_kernel_choose(PS_OP_ATTENTION, PS_DTYPE_NONE, PS_FMT_F32, PS_FMT_F32, PS_DEV_CUDA, 1);
+    cr_assert_not_null(k);
+    static const uint32_t heads[] = {1, 8, 14, 64}, dims[] = {8, 64, 80, 128, 256},
+                          kv[] = {1, 127, 129, 16384};
+    for (size_t h = 0; h < sizeof heads / sizeof heads[0]; h++)
+        for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++)
+            for (size_t b = 0; b < sizeof kv / sizeof kv[0]; b++) {
+                const ps_layer l = {.n_head = heads[h], .head_dim_k = dims[d], .head_dim_v = dims[d]};
+                const uint64_t asked = ps_scratch_bytes(&k->spec.scratch, 3, heads[h] * dims[d], 1, kv[b]);
+                cr_assert_geq(asked, ps_cuda_attn_scratch(&l, 3, kv[b]));
+                cr_assert_gt(ps_scratch_bytes(&k->spec.scratch, 3, heads[h] * dims[d], 1, kv[b] + 128),
+                             asked);
+            }
 }
 
 /* Every computable weight type can be embedded, multiplied and used by experts. */

@@ -114,6 +114,8 @@ static inline ps_profile *syn_profile_with(const ps_kernel_spec *extra, uint32_t
     for (uint32_t k = 0; k < n + n_extra; k++) {
         const ps_kernel_spec *spec = k < n ? &table[k].spec : &extra[k - n];
         p->kernels[p->n_kernels++] = *spec;
+        if (spec->device != PS_DEV_CPU) /* in the catalogue, not measured */
+            continue;
         const syn_shape *shapes = rows;
         size_t n_shapes = sizeof rows / sizeof rows[0];
         if (spec->op == PS_OP_MATMUL) {

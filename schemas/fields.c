@@ -119,8 +119,8 @@ static ps_status read_chars(const ps_yaml_doc *doc, const ps_yaml_node *node, ch
     return PS_OK;
 }
 
-static ps_status read_value(const ps_yaml_doc *doc, const ps_yaml_node *node, const ps_field *f, void *record,
-                            ps_error *err) {
+ps_status ps_fields_read_one(const ps_yaml_doc *doc, const ps_yaml_node *node, const ps_field *f,
+                             void *record, ps_error *err) {
     char *at = (char *)record + f->offset;
     ps_status status = ps_yaml_want(doc, node, PS_YAML_SCALAR, err);
     uint64_t u64;
@@ -192,7 +192,7 @@ ps_status ps_fields_read_map(const ps_yaml_doc *doc, const ps_yaml_node *map, co
         const ps_yaml_node *node = ps_yaml_find(map, fields->rows[i].name);
         if (node == NULL)
             return ps_yaml_error(doc, map, PS_E_DATA, err, "key \"%s\" is missing", fields->rows[i].name);
-        status = read_value(doc, node, &fields->rows[i], record, err);
+        status = ps_fields_read_one(doc, node, &fields->rows[i], record, err);
     }
     return status;
 }
@@ -206,7 +206,7 @@ ps_status ps_fields_read_row(const ps_yaml_doc *doc, const ps_yaml_node *seq, co
         return ps_yaml_error(doc, seq, PS_E_DATA, err, "must have %u values, has %u", fields->n, seq->n);
     const ps_yaml_node *node = seq->first;
     for (uint32_t i = 0; status == PS_OK && i < fields->n; i++, node = node->next)
-        status = read_value(doc, node, &fields->rows[i], record, err);
+        status = ps_fields_read_one(doc, node, &fields->rows[i], record, err);
     return status;
 }
 

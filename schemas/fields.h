@@ -20,7 +20,8 @@ typedef struct ps_names {
 
 extern const ps_names ps_names_op, ps_names_dtype, ps_names_fmt, ps_names_device, ps_names_value,
     ps_names_shard_kind, ps_names_role, ps_names_queue, ps_names_space, ps_names_placement, ps_names_rows,
-    ps_names_loop, ps_names_stop, ps_names_beside, ps_names_trace_source;
+    ps_names_loop, ps_names_stop, ps_names_beside, ps_names_trace_source, ps_names_when, ps_names_part,
+    ps_names_host_kind, ps_names_bus;
 
 /* Value of a name, or names->count. */
 uint32_t ps_names_find(const ps_names *names, const char *text);
@@ -60,6 +61,9 @@ typedef struct ps_fields {
 #define PS_FIELDS(array)                                                                                     \
     { sizeof(array) / sizeof((array)[0]), (array) }
 
+/* Fill one field of a record from the value of a key. */
+ps_status ps_fields_read_one(const ps_yaml_doc *doc, const ps_yaml_node *node, const ps_field *field,
+                             void *record, ps_error *err);
 /* Fill a record from a mapping. `others`: keys that the caller reads itself, NULL after the last (may be NULL);
  * any other key is refused by name, and every field must be there. */
 ps_status ps_fields_read_map(const ps_yaml_doc *doc, const ps_yaml_node *map, const ps_fields *fields,

@@ -18,7 +18,7 @@ extern "C" {
     X(NONE, "no range: row0 and n_rows are 0")                                                               \
     X(OUTPUTS, "rows of w[0], which are the columns of dst that it writes")                                  \
     X(HEADS, "KV heads, each with its group of query heads: their columns of dst")                           \
-    X(EXPERTS, "experts of w[0], a partial sum unless all")                                                \
+    X(EXPERTS, "experts of w[0], a partial sum unless all")                                                  \
     X(COLUMNS, "columns of src[0] and dst; of a weight, its rows")
 typedef enum ps_range {
 #define PS_RANGE_ENUM(name, text) PS_RANGE_##name,
@@ -52,7 +52,7 @@ enum {
     X(CONVERT, PS_Q_CPU | PS_Q_GPU, NONE, 1, 0, NONE, 1)                                                     \
     X(GATHER, PS_Q_CPU | PS_Q_GPU, NONE, 1, 0, NONE, 0)                                                      \
     X(MOE_ROUTE, PS_Q_CPU | PS_Q_GPU, NONE, 1, 0, NONE, 0)                                                   \
-    X(MOE_DISPATCH, PS_Q_CPU | PS_Q_GPU, EXPERTS, 3, 4, SEL, 0)                                               \
+    X(MOE_DISPATCH, PS_Q_CPU | PS_Q_GPU, EXPERTS, 3, 4, SEL, 0)                                              \
     X(SAMPLE, PS_Q_CPU | PS_Q_GPU, NONE, 1, 0, NONE, 0)                                                      \
     X(COPY, PS_Q_GPU | PS_Q_H2D | PS_Q_D2H, COLUMNS, 0, 0, NONE, 1)
 

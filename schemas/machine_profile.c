@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "schemas/fields.h"
 #include "schemas/kernel_fields.h"
+#include "schemas/profile_fields.h"
 #include "schemas/yaml_doc.h"
 
 #define F(record, member, text, type) PS_FIELD(record, member, text, type)
@@ -42,18 +43,11 @@ static const ps_field topology_rows[] = {
     F(ps_profile_topology, gpu_name, "gpu_name", CHARS),
 };
 
-/* n, median, quartiles and why sampling stopped, of the ps_stat `member` of `record`; "" : it is the record. */
-#define STAT_ROWS(record, member, unit)                                                                      \
-    F(record, member n, "n", U32), F(record, member median, "median" unit, F64),                             \
-        F(record, member q1, "q1" unit, F64), F(record, member q3, "q3" unit, F64),                          \
-        PS_FIELD_NAMED(record, member stop, "stop", &ps_names_stop), F(record, member noisy, "noisy", BOOL)
-#define NO_MEMBER
-
-static const ps_field stat_rows[] = {STAT_ROWS(ps_stat, NO_MEMBER, "_s")};
+static const ps_field stat_rows[] = {PS_STAT_ROWS(ps_stat, PS_NO_MEMBER, "_s")};
 
 static const ps_field dram_rows[] = {
     F(ps_profile_dram, n_threads, "n_threads", U32),
-    STAT_ROWS(ps_profile_dram, bw_bytes_per_s., "_bytes_per_s"),
+    PS_STAT_ROWS(ps_profile_dram, bw_bytes_per_s., "_bytes_per_s"),
 };
 
 static const ps_field point_rows[] = {
@@ -65,13 +59,13 @@ static const ps_field point_rows[] = {
     F(ps_profile_point, n_tokens, "n_tokens", U32),
     F(ps_profile_point, n_threads, "n_threads", U32),
     PS_FIELD_NAMED(ps_profile_point, beside, "beside", &ps_names_beside),
-    STAT_ROWS(ps_profile_point, time_s., "_s"),
+    PS_STAT_ROWS(ps_profile_point, time_s., "_s"),
     F(ps_profile_point, beside_bytes_per_s, "beside_bytes_per_s", F64),
 };
 
 static const ps_fields head_fields = PS_FIELDS(head_rows), topology_fields = PS_FIELDS(topology_rows),
-                       stat_fields = PS_FIELDS(stat_rows), dram_fields = PS_FIELDS(dram_rows),
-                       point_fields = PS_FIELDS(point_rows);
+                       dram_fields = PS_FIELDS(dram_rows), point_fields = PS_FIELDS(point_rows);
+const ps_fields ps_profile_stat_fields = PS_FIELDS(stat_rows);
 
 /* A table of records from malloc. */
 typedef struct table_row {
@@ -89,7 +83,7 @@ static const table_row tables[] = {
 enum { N_TABLES = sizeof tables / sizeof tables[0] };
 
 static const char *const other_keys[] = {"pinstripe-profile", "topology", "dram", "barrier_s", "pool_start_s",
-                                         "kernels",           "points",   "note", NULL};
+                                         "kernels",           "points",   "note", "gpu",       NULL};
 
 static ps_status read_note(const ps_yaml_doc *doc, const ps_yaml_node *root, ps_profile *p, ps_error *err) {
     const ps_yaml_node *node = ps_yaml_find(root, "note");
@@ -138,11 +132,13 @@ static ps_status read_root(const ps_yaml_doc *doc, ps_profile *p, ps_error *err)
     if (status == PS_OK)
         status = ps_yaml_need(doc, root, "barrier_s", PS_YAML_MAP, &node, err);
     if (status == PS_OK)
-        status = ps_fields_read_map(doc, node, &stat_fields, NULL, &p->barrier_s, err);
+        status = ps_fields_read_map(doc, node, &ps_profile_stat_fields, NULL, &p->barrier_s, err);
     if (status == PS_OK)
         status = ps_yaml_need(doc, root, "pool_start_s", PS_YAML_MAP, &node, err);
     if (status == PS_OK)
-        status = ps_fields_read_map(doc, node, &stat_fields, NULL, &p->pool_start_s, err);
+        status = ps_fields_read_map(doc, node, &ps_profile_stat_fields, NULL, &p->pool_start_s, err);
+    if (status == PS_OK)
+        status = ps_profile_gpu_read(doc, root, p, err);
     for (uint32_t i = 0; status == PS_OK && i < N_TABLES; i++)
         status = read_table(doc, root, &tables[i], p, err);
     return status == PS_OK ? read_note(doc, root, p, err) : status;
@@ -192,10 +188,12 @@ void ps_profile_free(ps_profile *profile) {
     free(profile->kernels);
     free(profile->points);
     free(profile->note);
+    free(profile->gpu.copies);
+    free(profile->gpu.together);
     free(profile);
 }
 
-static ps_status check_stat(const ps_stat *s, bool complete, const char *subject, ps_error *err) {
+ps_status ps_profile_check_stat(const ps_stat *s, bool complete, const char *subject, ps_error *err) {
     if (s->n == 0 && !complete && s->median == 0 && s->q1 == 0 && s->q3 == 0)
         return PS_OK;
     if (s->n == 0)
@@ -231,7 +229,7 @@ static ps_status check_dram(const ps_profile *p, ps_error *err) {
         snprintf(subject, sizeof subject, "dram row %u", i);
         if (p->dram[i].n_threads == 0 || (i != 0 && p->dram[i].n_threads <= p->dram[i - 1].n_threads))
             return ps_error_set(err, PS_E_DATA, subject, "n_threads must ascend from 1");
-        ps_status status = check_stat(&p->dram[i].bw_bytes_per_s, p->complete, subject, err);
+        ps_status status = ps_profile_check_stat(&p->dram[i].bw_bytes_per_s, p->complete, subject, err);
         if (status != PS_OK)
             return status;
     }
@@ -247,15 +245,20 @@ static ps_status check_points(const ps_profile *p, ps_error *err) {
         snprintf(subject, sizeof subject, "points row %u", i);
         if (ps_kernel_specs_find(p->kernels, p->n_kernels, q->kernel) == NULL)
             return ps_error_set(err, PS_E_DATA, subject, "kernel %u is not in the catalogue", q->kernel);
-        if (q->n_tokens == 0 || q->n_threads == 0)
-            return ps_error_set(err, PS_E_DATA, subject, "n_tokens and n_threads must not be zero");
+        bool cuda = ps_kernel_specs_find(p->kernels, p->n_kernels, q->kernel)->device == PS_DEV_CUDA;
+        if (q->n_tokens == 0 || (q->n_threads == 0) != cuda)
+            return ps_error_set(err, PS_E_DATA, subject,
+                                "n_tokens must not be zero, n_threads is zero for kernels of the GPU alone");
+        if (cuda && p->gpu.name[0] == '\0')
+            return ps_error_set(err, PS_E_DATA, subject, "kernel %u is of a GPU, the profile has none",
+                                q->kernel);
         if ((unsigned)q->beside >= PS_BESIDE_COUNT)
             return ps_error_set(err, PS_E_DATA, subject, "unknown neighbour %u", (unsigned)q->beside);
         if (!isfinite(q->beside_bytes_per_s) || q->beside_bytes_per_s < 0 ||
             (q->beside == PS_BESIDE_IDLE && q->beside_bytes_per_s != 0))
             return ps_error_set(err, PS_E_DATA, subject,
                                 "beside_bytes_per_s must be finite, not negative, and 0 when idle");
-        ps_status status = check_stat(&q->time_s, p->complete, subject, err);
+        ps_status status = ps_profile_check_stat(&q->time_s, p->complete, subject, err);
         if (status != PS_OK)
             return status;
     }
@@ -270,23 +273,25 @@ ps_status ps_profile_validate(const ps_profile *p, ps_error *err) {
     if (status == PS_OK)
         status = check_topology(&p->topology, err);
     if (status == PS_OK)
-        status = check_stat(&p->barrier_s, p->complete, "barrier_s", err);
+        status = ps_profile_check_stat(&p->barrier_s, p->complete, "barrier_s", err);
     if (status == PS_OK)
-        status = check_stat(&p->pool_start_s, p->complete, "pool_start_s", err);
+        status = ps_profile_check_stat(&p->pool_start_s, p->complete, "pool_start_s", err);
     if (status == PS_OK)
         status = check_dram(p, err);
     if (status == PS_OK)
         status = ps_kernel_specs_validate(p->kernels, p->n_kernels, err);
     if (status == PS_OK)
         status = check_points(p, err);
+    if (status == PS_OK)
+        status = ps_profile_gpu_validate(p, err);
     if (status == PS_OK && p->note != NULL && !ps_string_clean(p->note, true))
         status = ps_error_set(err, PS_E_DATA, "note", "control characters or broken UTF-8 in text");
     return status;
 }
 
-static void write_stat(ps_text *t, const char *key, const ps_stat *s) {
-    ps_text_printf(t, "%s: {", key);
-    ps_fields_write_flow(t, &stat_fields, s);
+void ps_profile_write_stat(ps_text *t, uint32_t indent, const char *key, const ps_stat *s) {
+    ps_text_printf(t, "%*s%s: {", (int)indent, "", key);
+    ps_fields_write_flow(t, &ps_profile_stat_fields, s);
     ps_write_str(t, "}\n");
 }
 
@@ -308,8 +313,9 @@ ps_status ps_profile_format(const ps_profile *profile, char **out_text, uint64_t
     }
     ps_write_str(t, "topology:\n");
     ps_fields_write_lines(t, 2, &topology_fields, &profile->topology);
-    write_stat(t, "barrier_s", &profile->barrier_s);
-    write_stat(t, "pool_start_s", &profile->pool_start_s);
+    ps_profile_write_stat(t, 0, "barrier_s", &profile->barrier_s);
+    ps_profile_write_stat(t, 0, "pool_start_s", &profile->pool_start_s);
+    ps_profile_gpu_write(t, &profile->gpu);
     for (uint32_t i = 0; i < N_TABLES; i++) {
         void *array;
         uint32_t n;

@@ -80,7 +80,8 @@ typedef struct ps_profile_point {
 } ps_profile_point;
 
 /* How host memory is held that the GPU copies from or reads. X(NAME, "name") */
-#define PS_HOST_KIND_LIST(X) X(PINNED, "pinned") X(REGISTERED, "registered") X(PAGEABLE, "pageable") X(STAGED, "staged")
+#define PS_HOST_KIND_LIST(X)                                                                                 \
+    X(PINNED, "pinned") X(REGISTERED, "registered") X(PAGEABLE, "pageable") X(STAGED, "staged")
 typedef enum ps_host_kind {
 #define PS_HOST_KIND_ENUM(name, text) PS_HOST_KIND_##name,
     PS_HOST_KIND_LIST(PS_HOST_KIND_ENUM)
@@ -90,8 +91,9 @@ typedef enum ps_host_kind {
 
 /* What moves bytes between host and GPU. X(NAME, "name") */
 #define PS_BUS_LIST(X)                                                                                       \
-    X(H2D, "h2d") X(D2H, "d2h") /* copies */                                                                 \
-    X(DIRECT, "direct")         /* a GPU kernel that reads page-locked host memory */
+    X(H2D, "h2d")                                                                                            \
+    X(D2H, "d2h")           /* copies */                                                                     \
+        X(DIRECT, "direct") /* a GPU kernel that reads page-locked host memory */
 typedef enum ps_bus {
 #define PS_BUS_ENUM(name, text) PS_BUS_##name,
     PS_BUS_LIST(PS_BUS_ENUM)
@@ -119,15 +121,15 @@ typedef struct ps_profile_gpu {
     uint32_t cc_major, cc_minor, n_multiprocessors;
     uint64_t vram_bytes, l2_bytes;
     uint32_t pcie_gen, pcie_width; /* under load */
-    uint64_t base_bytes;           /* by the meter: context, modules and cuBLAS, without any allocation of ours */
-    char meter[32];                /* how it was read: ps_meter_name */
-    bool cupti;                    /* GPU times from CUPTI records; otherwise from CUDA events */
+    uint64_t base_bytes; /* by the meter: context, modules and cuBLAS, without any allocation of ours */
+    char meter[32];      /* how it was read: ps_meter_name */
+    bool cupti;          /* GPU times from CUPTI records; otherwise from CUDA events */
     ps_stat hbm_read_bytes_per_s;
     ps_stat matmul_flops_per_s, attention_flops_per_s; /* best f16 rates of the kernels */
     ps_stat launch_s, graph_node_s, graph_launch_s, event_wait_s;
-    ps_stat to_cpu_s, to_gpu_s;        /* hand-over: end of a kernel to the CPU's next instruction, and back */
-    ps_stat lock_bytes_per_s;          /* page-locking */
-    ps_stat map_s, unmap_s;            /* of one handle of 16 MiB */
+    ps_stat to_cpu_s, to_gpu_s; /* hand-over: end of a kernel to the CPU's next instruction, and back */
+    ps_stat lock_bytes_per_s;   /* page-locking */
+    ps_stat map_s, unmap_s;     /* of one handle of 16 MiB */
     uint32_t n_copies;
     ps_profile_copy *copies;
     uint32_t n_together;

@@ -19,6 +19,10 @@ static const char *const rows_names[] = {PS_ROWS_LIST(NAME_ROW)};
 static const char *const loop_names[] = {PS_LOOP_LIST(NAME_ROW)};
 static const char *const stop_names[] = {PS_STOP_LIST(NAME_ROW)};
 static const char *const beside_names[] = {PS_BESIDE_LIST(NAME_ROW)};
+static const char *const when_names[] = {PS_WHEN_LIST(NAME_ROW)};
+static const char *const part_names[] = {PS_MOE_PART_LIST(NAME_ROW)};
+static const char *const host_kind_names[] = {PS_HOST_KIND_LIST(NAME_ROW)};
+static const char *const bus_names[] = {PS_BUS_LIST(NAME_ROW)};
 static const char *const source_names[PS_TRACE_SOURCE_COUNT] = {"simulated", "measured"};
 #undef NAME_ROW
 
@@ -33,6 +37,10 @@ NAME_OF(name_of_rows, rows_names)
 NAME_OF(name_of_loop, loop_names)
 NAME_OF(name_of_stop, stop_names)
 NAME_OF(name_of_beside, beside_names)
+NAME_OF(name_of_when, when_names)
+NAME_OF(name_of_part, part_names)
+NAME_OF(name_of_host_kind, host_kind_names)
+NAME_OF(name_of_bus, bus_names)
 NAME_OF(name_of_source, source_names)
 #undef NAME_OF
 
@@ -79,6 +87,10 @@ const ps_names ps_names_rows = {"row count", PS_ROWS_COUNT, name_of_rows};
 const ps_names ps_names_loop = {"loop", PS_LOOP_COUNT, name_of_loop};
 const ps_names ps_names_stop = {"stop reason", PS_STOP_COUNT, name_of_stop};
 const ps_names ps_names_beside = {"neighbour", PS_BESIDE_COUNT, name_of_beside};
+const ps_names ps_names_when = {"time in the loop", PS_WHEN_COUNT, name_of_when};
+const ps_names ps_names_part = {"part of the experts", PS_MOE_PART_COUNT, name_of_part};
+const ps_names ps_names_host_kind = {"kind of host memory", PS_HOST_KIND_COUNT, name_of_host_kind};
+const ps_names ps_names_bus = {"way over the bus", PS_BUS_COUNT, name_of_bus};
 const ps_names ps_names_trace_source = {"source", PS_TRACE_SOURCE_COUNT, name_of_source};
 
 uint32_t ps_names_find(const ps_names *names, const char *text) {

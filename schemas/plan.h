@@ -30,7 +30,7 @@ enum {
     PS_ARENA_ALIGN = 64,          /* of every offset into an arena */
     PS_VRAM_ALIGN = 16 << 20,     /* of the sizes of both VRAM arenas: what one mapping handle holds */
     PS_RESIDENT_ALIGN = 256,      /* of every resident piece */
-    PS_SLOT_ROW_ALIGN = 16,       /* of rows of a weight that is copied, in columns' bytes: see ps_weight_range */
+    PS_SLOT_ROW_ALIGN = 16, /* of rows of a weight that is copied, in columns' bytes: see ps_weight_range */
     PS_MAX_WAITS = 6,
     PS_NO_BUFFER = 0xffff,
 };
@@ -75,7 +75,8 @@ typedef struct ps_plan_buffer {
     ps_space space; /* slots: VRAM */
     ps_fmt fmt;     /* slots: NONE */
     ps_rows rows;
-    uint32_t col0, cols; /* it holds columns [col0, col0 + cols) of the value: less than all where the work on the others
+    uint32_t col0,
+        cols; /* it holds columns [col0, col0 + cols) of the value: less than all where the work on the others
                             is another queue's. Slots: 0 and bytes, a multiple of PS_RESIDENT_ALIGN */
 } ps_plan_buffer;
 
@@ -119,12 +120,14 @@ typedef struct ps_instr {
     ps_shard_kind shard; /* with the block's layer: the shard it belongs to */
     ps_role w[PS_OP_MAX_WEIGHTS];
     uint16_t at[PS_OP_MAX_WEIGHTS]; /* PS_AT_HOST, PS_AT_VRAM, PS_AT_SLOT + buffer; 0 where w is NONE */
-    uint64_t row0, n_rows;       /* MATMUL: rows of w[0]; MOE_DISPATCH: experts; ATTENTION: KV heads; COPY of a weight:
+    uint64_t row0,
+        n_rows; /* MATMUL: rows of w[0]; MOE_DISPATCH: experts; ATTENTION: KV heads; COPY of a weight:
                                     its rows, or experts where it has several; COPY of a value: columns.
                                     n_rows 0 means all (then row0 is 0) */
-    uint64_t col0, n_cols;       /* MATMUL, COPY of a weight: columns of w[0], the inner dimension, multiples of 256 but
+    uint64_t col0,
+        n_cols;       /* MATMUL, COPY of a weight: columns of w[0], the inner dimension, multiples of 256 but
                                     for the end; n_cols 0 means all. A MATMUL of fewer makes a partial sum */
-    ps_moe_part part;            /* MOE_DISPATCH */
+    ps_moe_part part; /* MOE_DISPATCH */
     ps_when when;
     bool ahead;                  /* COPY of a weight: of the next layer, of layer 0 behind the last */
     uint16_t kv;                 /* KV_STORE, ATTENTION, COPY of KV: PS_KV_HOME, PS_KV_SLOT + buffer */
@@ -188,12 +191,14 @@ typedef struct ps_tier {
     uint32_t max_outputs;    /* rows of OUTPUTS buffers */
     uint64_t *buffer_offset; /* [program->n_buffers] bytes into the buffer's arena, multiples of 64 (slots: of
                                 PS_RESIDENT_ALIGN); VRAM: the work arena */
-    uint64_t scratch_offset, scratch_bytes; /* in the host arena, shared by all instructions of queue cpu in turn */
-    uint64_t vram_scratch_offset, vram_scratch_bytes; /* in the VRAM work arena, for those of queue gpu; offset a
+    uint64_t scratch_offset,
+        scratch_bytes; /* in the host arena, shared by all instructions of queue cpu in turn */
+    uint64_t vram_scratch_offset,
+        vram_scratch_bytes; /* in the VRAM work arena, for those of queue gpu; offset a
                                                          multiple of PS_RESIDENT_ALIGN */
-    uint32_t max_direct; /* MOE_DISPATCH of part NEAR and FAR: experts that the GPU reads from the host */
-    double step_empty_s, step_full_s;       /* predicted step of max_tokens at empty / full bucket */
-    double raw_bound_s, reachable_bound_s;  /* at the full bucket; see docs/plan-format.md */
+    uint32_t max_direct;    /* MOE_DISPATCH of part NEAR and FAR: experts that the GPU reads from the host */
+    double step_empty_s, step_full_s;      /* predicted step of max_tokens at empty / full bucket */
+    double raw_bound_s, reachable_bound_s; /* at the full bucket; see docs/plan-format.md */
     double *block_period_empty_s, *block_period_full_s; /* [program->n_blocks] */
     ps_prediction *predicted;                           /* [program->n_instrs] */
 } ps_tier;
@@ -217,7 +222,8 @@ typedef struct ps_level {
     uint64_t bucket_tokens; /* KV length up to this */
     uint32_t n_seqs, n_threads;
     uint64_t host_arena_bytes;
-    uint64_t vram_work_bytes, vram_weight_bytes; /* two arenas: buffers, slots, scratch and KV; resident pieces. Multiples
+    uint64_t vram_work_bytes,
+        vram_weight_bytes;    /* two arenas: buffers, slots, scratch and KV; resident pieces. Multiples
                                                     of PS_VRAM_ALIGN; with vram_base_bytes at most budget_bytes */
     uint64_t vram_base_bytes; /* context, modules and libraries, as the profile's meter has them */
     uint64_t peak_host_bytes; /* weights, arena and all: predicted resident memory */

@@ -18,9 +18,11 @@ static const ps_field placement_rows[] = {
     {"placement", PS_FIELD_ENUM, 0, sizeof(ps_placement), &ps_names_placement}};
 static const ps_field offset_rows[] = {{"buffer_offset", PS_FIELD_U64, 0, sizeof(uint64_t), NULL}};
 static const ps_field period_rows[] = {{"block_period_s", PS_FIELD_F64, 0, sizeof(double), NULL}};
-static const ps_field tier_count_rows[] = {PS_FIELD(ps_level, n_tiers, "n_tiers", U32)};
+static const ps_field level_count_rows[] = {PS_FIELD(ps_level, n_resident, "n_resident", U32),
+                                            PS_FIELD(ps_level, n_tiers, "n_tiers", U32)};
 static const ps_fields placement_fields = PS_FIELDS(placement_rows), offset_fields = PS_FIELDS(offset_rows),
-                       period_fields = PS_FIELDS(period_rows), tier_count_fields = PS_FIELDS(tier_count_rows);
+                       period_fields = PS_FIELDS(period_rows),
+                       level_count_fields = PS_FIELDS(level_count_rows);
 
 /* X(NAME, fields, C type): sections in file order; ids count from 1. */
 #define SECTION_LIST(X)                                                                                      \
@@ -32,10 +34,12 @@ static const ps_fields placement_fields = PS_FIELDS(placement_rows), offset_fiel
     X(BUFFERS, ps_plan_buffer_fields, ps_plan_buffer)                                                        \
     X(BLOCKS, ps_plan_block_fields, ps_block)                                                                \
     X(INSTRS, ps_plan_instr_fields, ps_instr)                                                                \
+    X(ENTRIES, ps_plan_entry_fields, ps_slot_entry)                                                          \
     X(LEVELS, ps_plan_level_fields, ps_level)                                                                \
-    X(TIER_COUNTS, tier_count_fields, ps_level)                                                              \
+    X(LEVEL_COUNTS, level_count_fields, ps_level)                                                            \
     X(PLACEMENT, placement_fields, ps_placement)                                                             \
     X(KV, ps_plan_kv_fields, ps_kv_home)                                                                     \
+    X(RESIDENT, ps_plan_resident_fields, ps_resident)                                                        \
     X(TIERS, ps_plan_tier_fields, ps_tier)                                                                   \
     X(OFFSETS, offset_fields, uint64_t)                                                                      \
     X(PERIODS_EMPTY, period_fields, double)                                                                  \
@@ -87,12 +91,14 @@ static void count_records(const ps_plan *plan, uint64_t count[N_SECTIONS]) {
         count[S_BUFFERS] += plan->programs[i].n_buffers;
         count[S_BLOCKS] += plan->programs[i].n_blocks;
         count[S_INSTRS] += plan->programs[i].n_instrs;
+        count[S_ENTRIES] += plan->programs[i].n_entries;
     }
-    count[S_LEVELS] = count[S_TIER_COUNTS] = plan->n_levels;
+    count[S_LEVELS] = count[S_LEVEL_COUNTS] = plan->n_levels;
     count[S_PLACEMENT] = (uint64_t)plan->n_levels * plan->n_shards;
     count[S_KV] = (uint64_t)plan->n_levels * plan->n_layers;
     for (uint32_t i = 0; i < plan->n_levels; i++) {
         const ps_level *level = &plan->levels[i];
+        count[S_RESIDENT] += level->n_resident;
         count[S_TIERS] += level->n_tiers;
         for (uint32_t k = 0; k < level->n_tiers; k++) {
             const ps_program *program = &plan->programs[level->tiers[k].program];
@@ -128,13 +134,15 @@ static void put_all(writer *w, const ps_plan *plan) {
         put(w, S_BUFFERS, p->buffers, p->n_buffers);
         put(w, S_BLOCKS, p->blocks, p->n_blocks);
         put(w, S_INSTRS, p->instrs, p->n_instrs);
+        put(w, S_ENTRIES, p->entries, p->n_entries);
     }
     put(w, S_LEVELS, plan->levels, plan->n_levels);
-    put(w, S_TIER_COUNTS, plan->levels, plan->n_levels);
+    put(w, S_LEVEL_COUNTS, plan->levels, plan->n_levels);
     for (uint32_t i = 0; i < plan->n_levels; i++) {
         const ps_level *level = &plan->levels[i];
         put(w, S_PLACEMENT, level->placement, plan->n_shards);
         put(w, S_KV, level->kv, plan->n_layers);
+        put(w, S_RESIDENT, level->resident, level->n_resident);
         put(w, S_TIERS, level->tiers, level->n_tiers);
         for (uint32_t k = 0; k < level->n_tiers; k++) {
             const ps_tier *tier = &level->tiers[k];
@@ -240,14 +248,14 @@ static ps_status read_section(reader *r, uint32_t section, void *records) {
     return status;
 }
 
-/* Every section becomes one array; TIER_COUNTS fills the array of LEVELS, HEAD and COUNTS fill the plan. */
+/* Every section becomes one array; LEVEL_COUNTS fills the array of LEVELS, HEAD and COUNTS fill the plan. */
 static ps_status read_sections(reader *r, ps_plan *plan) {
     if (r->l.count[S_HEAD] != 1 || r->l.count[S_COUNTS] != 1 ||
-        r->l.count[S_TIER_COUNTS] != r->l.count[S_LEVELS])
+        r->l.count[S_LEVEL_COUNTS] != r->l.count[S_LEVELS])
         return refuse(r, HEADER_BYTES, "sections of wrong length");
     r->records[S_HEAD] = r->records[S_COUNTS] = plan;
     for (uint32_t i = 0; i < N_SECTIONS; i++) {
-        if (i == S_TIER_COUNTS)
+        if (i == S_LEVEL_COUNTS)
             r->records[i] = r->records[S_LEVELS];
         if (r->records[i] == NULL)
             r->records[i] = ps_arena_array(r->arena, r->l.count[i], section_rows[i].record_bytes);
@@ -272,8 +280,9 @@ static void *take(reader *r, uint32_t section, uint64_t n) {
 static bool connect_level(reader *r, const ps_plan *plan, ps_level *level) {
     level->placement = take(r, S_PLACEMENT, plan->n_shards);
     level->kv = take(r, S_KV, plan->n_layers);
+    level->resident = take(r, S_RESIDENT, level->n_resident);
     level->tiers = take(r, S_TIERS, level->n_tiers);
-    if (level->placement == NULL || level->kv == NULL || level->tiers == NULL)
+    if (level->placement == NULL || level->kv == NULL || level->resident == NULL || level->tiers == NULL)
         return false;
     for (uint32_t k = 0; k < level->n_tiers; k++) {
         ps_tier *tier = &level->tiers[k];
@@ -304,14 +313,15 @@ static bool connect_all(reader *r, ps_plan *plan) {
         p->buffers = take(r, S_BUFFERS, p->n_buffers);
         p->blocks = take(r, S_BLOCKS, p->n_blocks);
         p->instrs = take(r, S_INSTRS, p->n_instrs);
-        if (p->buffers == NULL || p->blocks == NULL || p->instrs == NULL)
+        p->entries = take(r, S_ENTRIES, p->n_entries);
+        if (p->buffers == NULL || p->blocks == NULL || p->instrs == NULL || p->entries == NULL)
             return false;
     }
     for (uint32_t i = 0; i < plan->n_levels; i++)
         if (!connect_level(r, plan, &plan->levels[i]))
             return false;
     r->used[S_HEAD] = r->used[S_COUNTS] = 1;
-    r->used[S_TIER_COUNTS] = r->used[S_LEVELS];
+    r->used[S_LEVEL_COUNTS] = r->used[S_LEVELS];
     for (uint32_t i = 0; i < N_SECTIONS; i++)
         if (r->used[i] != r->l.count[i])
             return false;

@@ -150,8 +150,8 @@ static ps_status check_scratch(const checker *c, const here *h) {
     uint64_t rows = h->outputs ? c->tier->max_outputs : c->tier->max_tokens;
     if (rows > PS_TILE_TOKENS && !h->outputs)
         rows = PS_TILE_TOKENS;
-    uint64_t need = ps_scratch_bytes(&k->scratch, rows, longest_row(c, h), c->level->n_threads,
-                                     c->level->bucket_tokens);
+    uint64_t need =
+        ps_scratch_bytes(&k->scratch, rows, longest_row(c, h), c->level->n_threads, c->level->bucket_tokens);
     if (h->in->queue != PS_QUEUE_CPU && need != 0)
         return fail(c, h, "kernels with scratch run on the cpu queue only in version 0");
     return need <= c->tier->scratch_bytes
@@ -207,7 +207,8 @@ static ps_status check_operands(const checker *c, const here *h) {
         bool same = in->src[i] == in->dst;
         if (same && !(h->rule->src_in_place >> i & 1))
             return fail(c, h, "source %u cannot be the destination", i);
-        if (!same && buffer_at(c, in->src[i])->space == buffer_at(c, in->dst)->space && s->begin < d->end && d->begin < s->end)
+        if (!same && buffer_at(c, in->src[i])->space == buffer_at(c, in->dst)->space && s->begin < d->end &&
+            d->begin < s->end)
             return fail(c, h, "source %u and the destination share bytes", i);
     }
     if (in->dst != PS_NO_BUFFER && !(queue->dst >> buffer_at(c, in->dst)->space & 1))

@@ -13,7 +13,9 @@ extern const ps_fields ps_plan_buffer_fields;     /* ps_plan_buffer */
 extern const ps_fields ps_plan_block_fields;      /* ps_block */
 extern const ps_fields ps_plan_instr_fields;      /* ps_instr: the binary form; YAML has its own */
 extern const ps_fields ps_plan_program_fields;    /* ps_program: the counts */
-extern const ps_fields ps_plan_level_fields;      /* ps_level, without the tier count */
+extern const ps_fields ps_plan_entry_fields;      /* ps_slot_entry */
+extern const ps_fields ps_plan_resident_fields;   /* ps_resident */
+extern const ps_fields ps_plan_level_fields;      /* ps_level, without its counts */
 extern const ps_fields ps_plan_kv_fields;         /* ps_kv_home */
 extern const ps_fields ps_plan_tier_fields;       /* ps_tier: the scalars */
 extern const ps_fields ps_plan_prediction_fields; /* ps_prediction */

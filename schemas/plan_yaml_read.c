@@ -8,7 +8,7 @@
 #include "schemas/plan_fields.h"
 #include "schemas/yaml_doc.h"
 
-/* Structs per byte of text: the tightest is an instruction, ~100 bytes for at least 40 of text. */
+/* Structs per byte of text: the tightest is an instruction, ~160 bytes for at least 40 of text. */
 enum { ARENA_BYTES_PER_BYTE = 8, ARENA_BYTES_EXTRA = 1 << 16 };
 
 /* Names of a list, sorted, each with its number. */
@@ -170,6 +170,70 @@ static ps_status read_operands(const reader *r, const ps_yaml_node *map, const c
     return status;
 }
 
+/* An optional pair: the first and how many, at least one. */
+static ps_status read_range(const reader *r, const ps_yaml_node *map, const char *key, uint64_t *out_first,
+                            uint64_t *out_n) {
+    uint64_t range[2] = {0, 0};
+    uint32_t n;
+    ps_status status = read_operands(r, map, key, 2, NULL, read_u64_element, range, sizeof range[0], &n);
+    if (status == PS_OK && ps_yaml_find(map, key) != NULL && (n != 2 || range[1] == 0))
+        status = ps_yaml_error(r->doc, ps_yaml_find(map, key), PS_E_DATA, r->err,
+                               "must be the first and how many, at least one");
+    *out_first = range[0];
+    *out_n = range[1];
+    return status;
+}
+
+/* Where a weight is: host, vram, or the slot of that name. */
+static ps_status read_at_element(const reader *r, const ps_yaml_node *node, const name_index *buffers,
+                                 void *out) {
+    uint16_t buffer = 0, *at = out;
+    ps_status status = ps_yaml_want(r->doc, node, PS_YAML_SCALAR, r->err);
+    if (status != PS_OK)
+        return status;
+    if (strcmp(node->text, "host") == 0 || strcmp(node->text, "vram") == 0) {
+        *at = node->text[0] == 'h' ? PS_AT_HOST : PS_AT_VRAM;
+        return PS_OK;
+    }
+    status = read_buffer_name(r, node, buffers, false, &buffer);
+    if (status == PS_OK && buffer > UINT16_MAX - PS_AT_SLOT)
+        status = ps_yaml_error(r->doc, node, PS_E_DATA, r->err, "more buffers than a program has");
+    *at = (uint16_t)(PS_AT_SLOT + buffer);
+    return status;
+}
+
+static ps_status read_optional_name(const reader *r, const ps_yaml_node *map, const char *key,
+                                    const ps_names *names, uint32_t *out) {
+    const ps_yaml_node *node = ps_yaml_find(map, key);
+    *out = 0;
+    return node == NULL ? PS_OK : ps_read_name(r->doc, node, names, out, r->err);
+}
+
+/* The fields of an instruction that only programs with a GPU have. */
+static ps_status read_places(const reader *r, const ps_yaml_node *map, const name_index *buffers,
+                             ps_instr *in) {
+    static const ps_field ahead_rows[] = {PS_FIELD(ps_instr, ahead, "ahead", BOOL)};
+    static const ps_fields ahead_fields = PS_FIELDS(ahead_rows);
+    const ps_yaml_node *ahead = ps_yaml_find(map, "ahead"), *kv = ps_yaml_find(map, "kv");
+    uint32_t n, part = 0, when = 0;
+    uint16_t buffer = 0;
+    ps_status status = read_operands(r, map, "at", PS_OP_MAX_WEIGHTS, buffers, read_at_element, in->at,
+                                     sizeof in->at[0], &n);
+    if (status == PS_OK)
+        status = read_optional_name(r, map, "part", &ps_names_part, &part);
+    if (status == PS_OK)
+        status = read_optional_name(r, map, "when", &ps_names_when, &when);
+    if (status == PS_OK && ahead != NULL)
+        status = ps_fields_read_one(r->doc, ahead, &ahead_fields.rows[0], in, r->err);
+    if (status == PS_OK && kv != NULL) {
+        status = read_buffer_name(r, kv, buffers, false, &buffer);
+        in->kv = (uint16_t)(PS_KV_SLOT + buffer);
+    }
+    in->part = (ps_moe_part)part;
+    in->when = (ps_when)when;
+    return status;
+}
+
 static const ps_field instr_name_rows[] = {
     PS_FIELD_NAMED(ps_instr, op, "op", &ps_names_op),
     PS_FIELD_NAMED(ps_instr, queue, "queue", &ps_names_queue),
@@ -179,8 +243,8 @@ static const ps_fields instr_name_fields = PS_FIELDS(instr_name_rows);
 
 static ps_status read_instr(const reader *r, const ps_yaml_node *map, const name_index *buffers,
                             ps_instr *in) {
-    static const char *const others[] = {"kernel", "w", "rows", "src", "dst", "wait", NULL};
-    uint64_t range[2] = {0, 0};
+    static const char *const others[] = {"kernel", "w",  "at",  "rows", "cols", "part", "when",
+                                         "ahead",  "kv", "src", "dst",  "wait", NULL};
     uint32_t n;
     for (uint32_t i = 0; i < PS_OP_MAX_WEIGHTS; i++)
         in->w[i] = PS_ROLE_NONE;
@@ -212,13 +276,10 @@ static ps_status read_instr(const reader *r, const ps_yaml_node *map, const name
         status = read_operands(r, map, "wait", PS_MAX_WAITS, NULL, read_wait_element, in->wait,
                                sizeof in->wait[0], &in->n_waits);
     if (status == PS_OK)
-        status = read_operands(r, map, "rows", 2, NULL, read_u64_element, range, sizeof range[0], &n);
-    if (status == PS_OK && ps_yaml_find(map, "rows") != NULL && (n != 2 || range[1] == 0))
-        status = ps_yaml_error(r->doc, ps_yaml_find(map, "rows"), PS_E_DATA, r->err,
-                               "must be the first row and how many, at least one");
-    in->row0 = range[0];
-    in->n_rows = range[1];
-    return status;
+        status = read_range(r, map, "rows", &in->row0, &in->n_rows);
+    if (status == PS_OK)
+        status = read_range(r, map, "cols", &in->col0, &in->n_cols);
+    return status == PS_OK ? read_places(r, map, buffers, in) : status;
 }
 
 static ps_status read_block(const reader *r, const ps_yaml_node *map, const name_index *buffers,
@@ -285,8 +346,39 @@ static ps_status read_buffers(const reader *r, const ps_yaml_node *list, ps_prog
     return status == PS_OK ? index_names(r, list, index) : status;
 }
 
+static ps_status read_entries(const reader *r, const ps_yaml_node *map, const name_index *buffers,
+                              ps_program *program) {
+    static const ps_field rows[] = {
+        PS_FIELD_NAMED(ps_slot_entry, range.role, "role", &ps_names_role),
+        PS_FIELD(ps_slot_entry, range.layer, "layer", U32),
+    };
+    static const ps_fields fields = PS_FIELDS(rows);
+    static const char *const others[] = {"slot", "rows", "cols", NULL};
+    const ps_yaml_node *list, *slot;
+    ps_status status = open_list(r, map, "entries", UINT32_MAX, &list);
+    if (status != PS_OK)
+        return status;
+    program->n_entries = list->n;
+    program->entries = ps_arena_array(r->arena, list->n, sizeof *program->entries);
+    if (program->entries == NULL)
+        return no_memory(r, list);
+    ps_slot_entry *entry = program->entries;
+    for (const ps_yaml_node *e = list->first; status == PS_OK && e != NULL; e = e->next, entry++) {
+        status = ps_fields_read_map(r->doc, e, &fields, others, entry, r->err);
+        if (status == PS_OK)
+            status = ps_yaml_need(r->doc, e, "slot", PS_YAML_SCALAR, &slot, r->err);
+        if (status == PS_OK)
+            status = read_buffer_name(r, slot, buffers, false, &entry->slot);
+        if (status == PS_OK)
+            status = read_range(r, e, "rows", &entry->range.row0, &entry->range.n_rows);
+        if (status == PS_OK)
+            status = read_range(r, e, "cols", &entry->range.col0, &entry->range.n_cols);
+    }
+    return status;
+}
+
 static ps_status read_program(const reader *r, const ps_yaml_node *map, ps_program *program) {
-    static const char *const keys[] = {"buffers", "blocks", NULL};
+    static const char *const keys[] = {"buffers", "blocks", "entries", NULL};
     static const ps_fields none = {0, NULL};
     const ps_yaml_node *buffers, *blocks, *instrs;
     name_index index = {NULL, 0};
@@ -319,7 +411,7 @@ static ps_status read_program(const reader *r, const ps_yaml_node *map, ps_progr
         for (const ps_yaml_node *i = ps_yaml_find(e, "instrs")->first; status == PS_OK && i != NULL;
              i = i->next)
             status = read_instr(r, i, &index, in++);
-    return status;
+    return status == PS_OK ? read_entries(r, map, &index, program) : status;
 }
 
 static ps_status read_tier(const reader *r, const ps_yaml_node *map, ps_tier *tier) {
@@ -363,15 +455,19 @@ static ps_status read_placement(const reader *r, const ps_yaml_node *map, ps_lev
 }
 
 static ps_status read_level(const reader *r, const ps_yaml_node *map, ps_level *level) {
-    static const char *const others[] = {"placement", "kv", "tiers", NULL};
+    static const char *const others[] = {"placement", "kv", "resident", "tiers", NULL};
     const ps_yaml_node *tiers;
-    void *kv = NULL;
+    void *kv = NULL, *resident = NULL;
     ps_status status = ps_fields_read_map(r->doc, map, &ps_plan_level_fields, others, level, r->err);
     if (status == PS_OK)
         status = read_placement(r, map, level);
     if (status == PS_OK)
         status = read_counted(r, map, "kv", &ps_plan_kv_fields, sizeof *level->kv, r->plan->n_layers, &kv);
     level->kv = kv;
+    if (status == PS_OK)
+        status = read_table(r, map, "resident", &ps_plan_resident_fields, sizeof *level->resident, &resident,
+                            &level->n_resident);
+    level->resident = resident;
     if (status == PS_OK)
         status = open_list(r, map, "tiers", UINT32_MAX, &tiers);
     if (status != PS_OK)

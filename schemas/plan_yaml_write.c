@@ -9,20 +9,37 @@
 
 enum { NAME_BYTES = 64 };
 
-/* Names of a program's buffers: value.format, then ".vram", then ".2", ".3" where that is taken. */
+/* Names of a program's buffers: value.format, or slot, then ".vram", then ".2", ".3" where that is taken. */
 static void name_buffers(const ps_program *program, char (*names)[NAME_BYTES]) {
     for (uint32_t i = 0; i < program->n_buffers; i++) {
         const ps_plan_buffer *b = &program->buffers[i];
         uint32_t same = 1;
         for (uint32_t k = 0; k < i; k++) {
             const ps_plan_buffer *o = &program->buffers[k];
-            same += o->value == b->value && o->fmt == b->fmt && o->space == b->space;
+            same += o->rows == PS_ROWS_SLOT ? b->rows == PS_ROWS_SLOT
+                                            : o->value == b->value && o->fmt == b->fmt &&
+                                                  o->space == b->space && b->rows != PS_ROWS_SLOT;
         }
-        int n = snprintf(names[i], NAME_BYTES, "%s.%s%s", ps_value_name(b->value), ps_fmt_name(b->fmt),
-                         b->space == PS_SPACE_VRAM ? ".vram" : "");
+        int n = b->rows == PS_ROWS_SLOT
+                    ? snprintf(names[i], NAME_BYTES, "slot")
+                    : snprintf(names[i], NAME_BYTES, "%s.%s%s", ps_value_name(b->value), ps_fmt_name(b->fmt),
+                               b->space == PS_SPACE_VRAM ? ".vram" : "");
         if (same > 1)
             snprintf(names[i] + n, NAME_BYTES - (size_t)n, ".%u", same);
     }
+}
+
+/* Where the weights are, left out where all are in host memory. */
+static void write_places(ps_text *t, const ps_instr *in, uint32_t n_w, char (*names)[NAME_BYTES]) {
+    bool all_host = true;
+    for (uint32_t i = 0; i < n_w; i++)
+        all_host = all_host && in->at[i] == PS_AT_HOST;
+    for (uint32_t i = 0; i < n_w && !all_host; i++)
+        ps_text_printf(t, "%s%s%s", i == 0 ? ", at: [" : ", ",
+                       in->at[i] == PS_AT_HOST   ? "host"
+                       : in->at[i] == PS_AT_VRAM ? "vram"
+                                                 : names[in->at[i] - PS_AT_SLOT],
+                       i + 1 == n_w ? "]" : "");
 }
 
 static void write_instr(ps_text *t, const ps_plan *plan, const ps_instr *in, char (*names)[NAME_BYTES]) {
@@ -41,8 +58,19 @@ static void write_instr(ps_text *t, const ps_plan *plan, const ps_instr *in, cha
         ps_text_printf(t, "%s%s%s", i == 0 ? ", w: [" : ", ",
                        in->w[i] != PS_ROLE_NONE ? ps_role_get(in->w[i])->name : "none",
                        i + 1 == n_w ? "]" : "");
+    write_places(t, in, n_w, names);
     if (in->n_rows != 0)
         ps_text_printf(t, ", rows: [%" PRIu64 ", %" PRIu64 "]", in->row0, in->n_rows);
+    if (in->n_cols != 0)
+        ps_text_printf(t, ", cols: [%" PRIu64 ", %" PRIu64 "]", in->col0, in->n_cols);
+    if (in->part != PS_MOE_PART_ALL)
+        ps_text_printf(t, ", part: %s", ps_names_part.name_of(in->part));
+    if (in->when != PS_WHEN_EVERY)
+        ps_text_printf(t, ", when: %s", ps_names_when.name_of(in->when));
+    if (in->ahead)
+        ps_write_str(t, ", ahead: true");
+    if (in->kv != PS_KV_HOME)
+        ps_text_printf(t, ", kv: %s", names[in->kv - PS_KV_SLOT]);
     for (uint32_t i = 0; i < n_src; i++)
         ps_text_printf(t, "%s%s%s", i == 0 ? ", src: [" : ", ",
                        in->src[i] != PS_NO_BUFFER ? names[in->src[i]] : "none", i + 1 == n_src ? "]" : "");
@@ -75,6 +103,16 @@ static bool write_program(ps_text *t, const ps_plan *plan, const ps_program *pro
         ps_text_printf(t, "        over_tiles: %s\n        instrs:\n", b->over_tiles ? "true" : "false");
         for (uint32_t k = 0; k < b->n_instrs; k++)
             write_instr(t, plan, &program->instrs[b->instr0 + k], names);
+    }
+    ps_text_printf(t, "    entries:%s\n", program->n_entries == 0 ? " []" : "");
+    for (uint32_t i = 0; i < program->n_entries; i++) {
+        const ps_slot_entry *e = &program->entries[i];
+        ps_text_printf(t, "      - {slot: %s, role: %s, layer: %u, rows: [%" PRIu64 ", %" PRIu64 "]",
+                       names[e->slot], ps_role_get(e->range.role)->name, e->range.layer, e->range.row0,
+                       e->range.n_rows);
+        if (e->range.n_cols != 0)
+            ps_text_printf(t, ", cols: [%" PRIu64 ", %" PRIu64 "]", e->range.col0, e->range.n_cols);
+        ps_write_str(t, "}\n");
     }
     free(names);
     return true;
@@ -112,6 +150,9 @@ static void write_level(ps_text *t, const ps_plan *plan, const ps_level *level) 
         ps_text_printf(t, "%s%s", i == 0 ? "" : ", ", ps_placement_name(level->placement[i]));
     ps_write_str(t, "]\n    kv:\n");
     ps_fields_write_table(t, 6, &ps_plan_kv_fields, level->kv, plan->n_layers, sizeof *level->kv);
+    ps_write_str(t, "    resident:\n");
+    ps_fields_write_table(t, 6, &ps_plan_resident_fields, level->resident, level->n_resident,
+                          sizeof *level->resident);
     ps_write_str(t, "    tiers:\n");
     for (uint32_t i = 0; i < level->n_tiers; i++)
         write_tier(t, plan, &level->tiers[i]);

@@ -1,0 +1,190 @@
+/* The gpu section of a machine profile. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "schemas/profile_fields.h"
+
+#define F(member, type) PS_FIELD(ps_profile_gpu, member, #member, type)
+static const ps_field head_rows[] = {
+    F(name, CHARS),     F(uuid, CHARS),     F(driver, CHARS),
+    F(cc_major, U32),   F(cc_minor, U32),   F(n_multiprocessors, U32),
+    F(vram_bytes, U64), F(l2_bytes, U64),   F(pcie_gen, U32),
+    F(pcie_width, U32), F(base_bytes, U64), F(meter, CHARS),
+    F(cupti, BOOL),
+};
+#undef F
+static const ps_field copy_rows[] = {
+    PS_FIELD_NAMED(ps_profile_copy, bus, "bus", &ps_names_bus),
+    PS_FIELD_NAMED(ps_profile_copy, kind, "kind", &ps_names_host_kind),
+    PS_FIELD(ps_profile_copy, bytes, "bytes", U64),
+    PS_STAT_ROWS(ps_profile_copy, bw_bytes_per_s., "_bytes_per_s"),
+};
+/* Two quantities in a row: the bus's figures, then those of the CPU's reads. */
+#define SIDE(member, text)                                                                                   \
+    PS_FIELD(ps_profile_together, member.n, text "n", U32),                                                  \
+        PS_FIELD(ps_profile_together, member.median, text "median_bytes_per_s", F64),                        \
+        PS_FIELD(ps_profile_together, member.q1, text "q1_bytes_per_s", F64),                                \
+        PS_FIELD(ps_profile_together, member.q3, text "q3_bytes_per_s", F64),                                \
+        PS_FIELD_NAMED(ps_profile_together, member.stop, text "stop", &ps_names_stop),                       \
+        PS_FIELD(ps_profile_together, member.noisy, text "noisy", BOOL)
+static const ps_field together_rows[] = {
+    PS_FIELD_NAMED(ps_profile_together, bus, "bus", &ps_names_bus),
+    PS_FIELD(ps_profile_together, n_threads, "n_threads", U32),
+    SIDE(bus_bytes_per_s, "bus_"),
+    SIDE(dram_bytes_per_s, "dram_"),
+};
+#undef SIDE
+static const ps_fields head_fields = PS_FIELDS(head_rows), copy_fields = PS_FIELDS(copy_rows),
+                       together_fields = PS_FIELDS(together_rows);
+
+/* The quantities that stand alone, by key. */
+typedef struct stat_row {
+    const char *key;
+    size_t offset;
+} stat_row;
+#define S(member)                                                                                            \
+    { #member, offsetof(ps_profile_gpu, member) }
+static const stat_row stats[] = {
+    S(hbm_read_bytes_per_s),
+    S(matmul_flops_per_s),
+    S(attention_flops_per_s),
+    S(launch_s),
+    S(graph_node_s),
+    S(graph_launch_s),
+    S(event_wait_s),
+    S(to_cpu_s),
+    S(to_gpu_s),
+    S(lock_bytes_per_s),
+    S(map_s),
+    S(unmap_s),
+};
+#undef S
+enum { N_STATS = sizeof stats / sizeof stats[0] };
+
+static const ps_stat *stat_of(const ps_profile_gpu *g, uint32_t i) {
+    return (const ps_stat *)(const void *)((const char *)g + stats[i].offset);
+}
+
+/* The keys that are no fields of the head, for the check of unknown ones. */
+static const char *const other_keys[N_STATS + 3] = {"hbm_read_bytes_per_s",
+                                                    "matmul_flops_per_s",
+                                                    "attention_flops_per_s",
+                                                    "launch_s",
+                                                    "graph_node_s",
+                                                    "graph_launch_s",
+                                                    "event_wait_s",
+                                                    "to_cpu_s",
+                                                    "to_gpu_s",
+                                                    "lock_bytes_per_s",
+                                                    "map_s",
+                                                    "unmap_s",
+                                                    "copies",
+                                                    "together",
+                                                    NULL};
+
+static ps_status read_table(const ps_yaml_doc *doc, const ps_yaml_node *map, const char *key,
+                            const ps_fields *fields, size_t record_bytes, void **out, uint32_t *out_n,
+                            ps_error *err) {
+    const ps_yaml_node *node, *rows;
+    ps_status status = ps_yaml_need(doc, map, key, PS_YAML_MAP, &node, err);
+    if (status == PS_OK)
+        status = ps_fields_open_table(doc, node, fields, &rows, err);
+    if (status != PS_OK)
+        return status;
+    *out = calloc(rows->n == 0 ? 1 : rows->n, record_bytes);
+    if (*out == NULL)
+        return ps_yaml_error(doc, rows, PS_E_NOMEM, err, "no memory for %u rows", rows->n);
+    *out_n = rows->n;
+    return ps_fields_read_rows(doc, rows, fields, *out, record_bytes, err);
+}
+
+ps_status ps_profile_gpu_read(const ps_yaml_doc *doc, const ps_yaml_node *root, ps_profile *p,
+                              ps_error *err) {
+    const ps_yaml_node *map = ps_yaml_find(root, "gpu"), *node;
+    ps_profile_gpu *g = &p->gpu;
+    if (map == NULL)
+        return PS_OK;
+    ps_status status = ps_yaml_want(doc, map, PS_YAML_MAP, err);
+    if (status == PS_OK)
+        status = ps_fields_read_map(doc, map, &head_fields, other_keys, g, err);
+    if (status == PS_OK && g->name[0] == '\0')
+        status = ps_yaml_error(doc, map, PS_E_DATA, err, "a GPU needs a name");
+    for (uint32_t i = 0; status == PS_OK && i < N_STATS; i++) {
+        status = ps_yaml_need(doc, map, stats[i].key, PS_YAML_MAP, &node, err);
+        if (status == PS_OK)
+            status = ps_fields_read_map(doc, node, &ps_profile_stat_fields, NULL, (char *)g + stats[i].offset,
+                                        err);
+    }
+    void *copies = NULL, *together = NULL;
+    if (status == PS_OK)
+        status = read_table(doc, map, "copies", &copy_fields, sizeof *g->copies, &copies, &g->n_copies, err);
+    g->copies = copies;
+    if (status == PS_OK)
+        status = read_table(doc, map, "together", &together_fields, sizeof *g->together, &together,
+                            &g->n_together, err);
+    g->together = together;
+    return status;
+}
+
+void ps_profile_gpu_write(ps_text *t, const ps_profile_gpu *g) {
+    if (g->name[0] == '\0')
+        return;
+    ps_write_str(t, "gpu:\n");
+    ps_fields_write_lines(t, 2, &head_fields, g);
+    for (uint32_t i = 0; i < N_STATS; i++)
+        ps_profile_write_stat(t, 2, stats[i].key, stat_of(g, i));
+    ps_write_str(t, "  copies:\n");
+    ps_fields_write_table(t, 4, &copy_fields, g->copies, g->n_copies, sizeof *g->copies);
+    ps_write_str(t, "  together:\n");
+    ps_fields_write_table(t, 4, &together_fields, g->together, g->n_together, sizeof *g->together);
+}
+
+static ps_status check_tables(const ps_profile *p, ps_error *err) {
+    const ps_profile_gpu *g = &p->gpu;
+    char subject[48];
+    ps_status status = PS_OK;
+    for (uint32_t i = 0; status == PS_OK && i < g->n_copies; i++) {
+        const ps_profile_copy *c = &g->copies[i], *b = i != 0 ? c - 1 : NULL;
+        snprintf(subject, sizeof subject, "gpu copies row %u", i);
+        if (c->bytes == 0 || (unsigned)c->bus >= PS_BUS_COUNT || (unsigned)c->kind >= PS_HOST_KIND_COUNT ||
+            (b && (c->bus < b->bus || (c->bus == b->bus &&
+                                       (c->kind < b->kind || (c->kind == b->kind && c->bytes <= b->bytes))))))
+            return ps_error_set(err, PS_E_DATA, subject, "bus, kind and bytes must be known and ascend");
+        status = ps_profile_check_stat(&c->bw_bytes_per_s, p->complete, subject, err);
+    }
+    for (uint32_t i = 0; status == PS_OK && i < g->n_together; i++) {
+        const ps_profile_together *c = &g->together[i], *b = i != 0 ? c - 1 : NULL;
+        snprintf(subject, sizeof subject, "gpu together row %u", i);
+        if (c->n_threads == 0 || (unsigned)c->bus >= PS_BUS_COUNT ||
+            (b && (c->bus < b->bus || (c->bus == b->bus && c->n_threads <= b->n_threads))))
+            return ps_error_set(err, PS_E_DATA, subject, "bus and threads must be known and ascend");
+        status = ps_profile_check_stat(&c->bus_bytes_per_s, p->complete, subject, err);
+        if (status == PS_OK)
+            status = ps_profile_check_stat(&c->dram_bytes_per_s, p->complete, subject, err);
+    }
+    return status;
+}
+
+ps_status ps_profile_gpu_validate(const ps_profile *p, ps_error *err) {
+    const ps_profile_gpu *g = &p->gpu;
+    if (strcmp(g->name, p->topology.gpu_name) != 0)
+        return ps_error_set(err, PS_E_DATA, "gpu", "topology and gpu section name different GPUs");
+    if (g->name[0] == '\0')
+        return g->n_copies == 0 && g->n_together == 0
+                   ? PS_OK
+                   : ps_error_set(err, PS_E_DATA, "gpu", "figures of a GPU without a name");
+    ps_status status = ps_fields_validate(&head_fields, g, err);
+    if (status == PS_OK &&
+        (g->vram_bytes == 0 || g->n_multiprocessors == 0 || g->base_bytes >= g->vram_bytes))
+        status = ps_error_set(err, PS_E_DATA, "vram_bytes",
+                              "memory and multiprocessors must not be zero, nor base_bytes all of it");
+    for (uint32_t i = 0; status == PS_OK && i < N_STATS; i++)
+        status = ps_profile_check_stat(stat_of(g, i), p->complete, stats[i].key, err);
+    if (status == PS_OK)
+        status = check_tables(p, err);
+    if (status != PS_OK)
+        ps_error_prefix(err, "gpu");
+    return status;
+}

@@ -2,6 +2,7 @@
  * tolerance. Attention and the mixture of experts are in ref_blocks.c. */
 #include "kernels/ref/ref.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,11 @@ void ps_ref_load(const ps_xarg *x, uint64_t t, uint64_t col0, uint64_t n, double
         case PS_FMT_F16:
             memcpy(&h, row + 2 * c, sizeof h);
             out[i] = (double)ps_f16_to_f32(h);
+            break;
+        case PS_FMT_F16S:
+            memcpy(&h, row + 2 * c, sizeof h);
+            memcpy(&f, row + ps_f16s_scale_offset(x->cols), sizeof f);
+            out[i] = (double)ps_f16_to_f32(h) * (double)f;
             break;
         case PS_FMT_I32:
             memcpy(&v, row + 4 * c, sizeof v);
@@ -63,10 +69,32 @@ static void store_q8(const ps_xarg *x, uint8_t *row, uint64_t col0, uint64_t n, 
     }
 }
 
+/* A whole row: its scale depends on all of it. What is no finite float stays infinite or NaN, and the scale is that of
+ * the other elements. */
+static void store_f16s(const ps_xarg *x, uint8_t *row, const double *in) {
+    double amax = 0;
+    float scale = 1;
+    for (uint64_t i = 0; i < x->cols; i++)
+        if (isfinite((float)in[i]) && fabs(in[i]) > amax)
+            amax = fabs(in[i]);
+    while (amax / (double)scale > 32768)
+        scale *= 2;
+    for (uint64_t i = 0; i < x->cols; i++) {
+        const uint16_t h = ps_f32_to_f16((float)(in[i] / (double)scale));
+        memcpy(row + 2 * i, &h, sizeof h);
+    }
+    memcpy(row + ps_f16s_scale_offset(x->cols), &scale, sizeof scale);
+}
+
 void ps_ref_store(const ps_xarg *x, uint64_t t, uint64_t col0, uint64_t n, const double *in) {
     uint8_t *row = (uint8_t *)x->data + t * x->row_bytes;
     if (x->fmt == PS_FMT_Q8) {
         store_q8(x, row, col0, n, in);
+        return;
+    }
+    if (x->fmt == PS_FMT_F16S) {
+        assert(col0 == 0 && n == x->cols);
+        store_f16s(x, row, in);
         return;
     }
     for (uint64_t i = 0; i < n; i++) {

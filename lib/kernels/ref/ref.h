@@ -8,7 +8,7 @@
  * their values. col0 is a multiple of 32 for Q8. */
 void ps_ref_load(const ps_xarg *x, uint64_t t, uint64_t col0, uint64_t n, double *out);
 /* The inverse; Q8: d = max|x|/127, q to nearest even, s = d*sum(q), all computed in double. Q8 ranges start and
- * end at multiples of 32. */
+ * end at multiples of 32; F16S is stored as a whole row. */
 void ps_ref_store(const ps_xarg *x, uint64_t t, uint64_t col0, uint64_t n, const double *in);
 /* Row `row` of expert `expert` of a weight as doubles; tmp: floats of one row. */
 void ps_ref_weight_row(const ps_warg *w, uint64_t expert, uint64_t row, float *tmp, double *out);

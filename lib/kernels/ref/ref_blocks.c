@@ -1,4 +1,5 @@
 /* References of attention, the router and the mixture of experts. */
+#include "kernels/moe_rule.h"
 #include "kernels/ref/ref.h"
 
 #include <math.h>
@@ -105,14 +106,16 @@ ps_status ps_ref_moe_route(const ps_kargs *a, ps_error *err) {
     return PS_OK;
 }
 
-/* y[rows] = expert's matrix times x. */
-static void expert_product(const ps_warg *w, uint64_t expert, const double *x, float *tmp, double *row,
-                           double *y) {
-    for (uint64_t r = 0; r < w->rows; r++) {
-        ps_ref_weight_row(w, expert, r, tmp, row);
+/* y[rows] = matrix i of an expert times x. */
+static void expert_product(const ps_kargs *a, int i, uint64_t expert, const double *x, float *tmp,
+                           double *row, double *y) {
+    ps_warg w = a->w[i];
+    w.data = ps_moe_matrix(a, i, expert);
+    for (uint64_t r = 0; r < w.rows; r++) {
+        ps_ref_weight_row(&w, 0, r, tmp, row);
         y[r] = 0;
-        for (uint64_t i = 0; i < w->cols; i++)
-            y[r] += row[i] * x[i];
+        for (uint64_t c = 0; c < w.cols; c++)
+            y[r] += row[c] * x[c];
     }
 }
 
@@ -120,6 +123,8 @@ ps_status ps_ref_moe_dispatch(const ps_kargs *a, ps_error *err) {
     const uint64_t n = a->w[0].cols, ff = a->w[0].rows, out_n = a->w[2].rows, used = a->src[1].cols;
     ps_status status = PS_OK;
     const uint64_t longest = n > ff ? n : ff;
+    uint32_t taken[PS_MOE_WORDS];
+    ps_moe_select(a, taken);
     float *tmp = calloc(longest + 1, sizeof *tmp);
     double *row = calloc(longest + 1, sizeof *row), *x = calloc(n + 1, sizeof *x);
     double *gate = calloc(ff + 1, sizeof *gate), *up = calloc(ff + 1, sizeof *up);
@@ -140,13 +145,13 @@ ps_status ps_ref_moe_dispatch(const ps_kargs *a, ps_error *err) {
             float weight;
             memcpy(&e, sel, sizeof e);
             memcpy(&weight, sel + 4, sizeof weight);
-            if (e < 0 || (uint64_t)e < a->row0 || (uint64_t)e - a->row0 >= a->n_rows)
+            if (!ps_moe_takes(taken, e))
                 continue;
-            expert_product(&a->w[0], (uint64_t)e, x, tmp, row, gate);
-            expert_product(&a->w[1], (uint64_t)e, x, tmp, row, up);
+            expert_product(a, 0, (uint64_t)e, x, tmp, row, gate);
+            expert_product(a, 1, (uint64_t)e, x, tmp, row, up);
             for (uint64_t i = 0; i < ff; i++)
                 gate[i] = ps_ref_act(a->model->glu, gate[i]) * up[i];
-            expert_product(&a->w[2], (uint64_t)e, gate, tmp, row, y);
+            expert_product(a, 2, (uint64_t)e, gate, tmp, row, y);
             for (uint64_t i = 0; i < out_n; i++)
                 sum[i] += (double)weight * y[i];
         }

@@ -44,6 +44,14 @@ ps_status ps_cuda_launch(uint32_t id, const ps_kargs *a, const ps_cuda_on *on, p
 /* Load every kernel of the registry into the current context now, so that none is loaded between two tokens. */
 ps_status ps_cuda_load_all(ps_error *err);
 
+/* Copy n_rows rows of row_bytes each between VRAM and mapped host memory (device addresses, any direction) with a kernel:
+ * for COPY on queue gpu, which must not queue behind weight copies. Strides are bytes between rows; they are ignored for
+ * one row. Fastest where addresses, strides and row_bytes are multiples of 16; source and destination must not overlap.
+ * May be captured. Errors: PS_E_UNSUPPORTED (sizes beyond addresses), PS_E_OS with CUDA's code. Any thread whose current
+ * device is the stream's. */
+ps_status ps_cuda_copy_rows(void *dst, uint64_t dst_stride, const void *src, uint64_t src_stride,
+                            uint64_t row_bytes, uint64_t n_rows, void *stream, ps_error *err);
+
 /* Rows, in the form of PS_CPU_OP_KERNELS: X(id, "name", op, weight type, in, out, min tokens, max tokens, tolerance,
  * launcher, scratch base, per_token, per_token_col, per_col, per_thread, per_thread_col, kv_chunk, per_token_col_chunk).
  * Ascending ids. Matrix products: 2100 + ggml id; mixture of experts: 2200 + ggml id.

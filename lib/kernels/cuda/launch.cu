@@ -39,5 +39,6 @@ extern "C" ps_status ps_cuda_load_all(ps_error *err) {
         if (s != PS_OK)
             return s;
     }
-    return PS_OK;
+    const row copy = {0, "copy", nullptr};
+    return report(copy, psc::load_copy_rows(), err);
 }

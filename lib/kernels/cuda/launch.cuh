@@ -22,6 +22,7 @@ cudaError_t launch_gather(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_moe_route(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_matvec(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_moe(const ps_kargs *a, const ps_cuda_on *on);
+cudaError_t load_copy_rows();
 
 /* Rows of an activation on the device. */
 struct rows {

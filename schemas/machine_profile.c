@@ -44,6 +44,7 @@ static const ps_field topology_rows[] = {
 };
 
 static const ps_field stat_rows[] = {PS_STAT_ROWS(ps_stat, PS_NO_MEMBER, "_s")};
+static const ps_field plain_stat_rows[] = {PS_STAT_ROWS(ps_stat, PS_NO_MEMBER, "")};
 
 static const ps_field dram_rows[] = {
     F(ps_profile_dram, n_threads, "n_threads", U32),
@@ -65,7 +66,8 @@ static const ps_field point_rows[] = {
 
 static const ps_fields head_fields = PS_FIELDS(head_rows), topology_fields = PS_FIELDS(topology_rows),
                        dram_fields = PS_FIELDS(dram_rows), point_fields = PS_FIELDS(point_rows);
-const ps_fields ps_profile_stat_fields = PS_FIELDS(stat_rows);
+const ps_fields ps_profile_stat_fields = PS_FIELDS(stat_rows),
+                ps_profile_plain_stat_fields = PS_FIELDS(plain_stat_rows);
 
 /* A table of records from malloc. */
 typedef struct table_row {
@@ -289,9 +291,10 @@ ps_status ps_profile_validate(const ps_profile *p, ps_error *err) {
     return status;
 }
 
-void ps_profile_write_stat(ps_text *t, uint32_t indent, const char *key, const ps_stat *s) {
+void ps_profile_write_stat(ps_text *t, uint32_t indent, const char *key, const ps_fields *fields,
+                           const ps_stat *s) {
     ps_text_printf(t, "%*s%s: {", (int)indent, "", key);
-    ps_fields_write_flow(t, &ps_profile_stat_fields, s);
+    ps_fields_write_flow(t, fields, s);
     ps_write_str(t, "}\n");
 }
 
@@ -313,8 +316,8 @@ ps_status ps_profile_format(const ps_profile *profile, char **out_text, uint64_t
     }
     ps_write_str(t, "topology:\n");
     ps_fields_write_lines(t, 2, &topology_fields, &profile->topology);
-    ps_profile_write_stat(t, 0, "barrier_s", &profile->barrier_s);
-    ps_profile_write_stat(t, 0, "pool_start_s", &profile->pool_start_s);
+    ps_profile_write_stat(t, 0, "barrier_s", &ps_profile_stat_fields, &profile->barrier_s);
+    ps_profile_write_stat(t, 0, "pool_start_s", &ps_profile_stat_fields, &profile->pool_start_s);
     ps_profile_gpu_write(t, &profile->gpu);
     for (uint32_t i = 0; i < N_TABLES; i++) {
         void *array;

@@ -13,11 +13,12 @@
         PS_FIELD(record, member noisy, "noisy", BOOL)
 #define PS_NO_MEMBER
 
-/* A ps_stat alone, its unit in the key that holds it. */
-extern const ps_fields ps_profile_stat_fields;
+/* A ps_stat alone: in seconds, or in the unit of the key that holds it. */
+extern const ps_fields ps_profile_stat_fields, ps_profile_plain_stat_fields;
 /* Semantic check of a quantity; n 0 is allowed while the profile is not complete. */
 ps_status ps_profile_check_stat(const ps_stat *s, bool complete, const char *subject, ps_error *err);
-void ps_profile_write_stat(ps_text *t, uint32_t indent, const char *key, const ps_stat *s);
+void ps_profile_write_stat(ps_text *t, uint32_t indent, const char *key, const ps_fields *fields,
+                           const ps_stat *s);
 
 /* The gpu section: nothing at all where the machine has none. Reading fills profile->gpu, whose arrays come from malloc
  * and belong to the profile, filled or not. */

@@ -114,8 +114,8 @@ ps_status ps_profile_gpu_read(const ps_yaml_doc *doc, const ps_yaml_node *root, 
     for (uint32_t i = 0; status == PS_OK && i < N_STATS; i++) {
         status = ps_yaml_need(doc, map, stats[i].key, PS_YAML_MAP, &node, err);
         if (status == PS_OK)
-            status = ps_fields_read_map(doc, node, &ps_profile_stat_fields, NULL, (char *)g + stats[i].offset,
-                                        err);
+            status = ps_fields_read_map(doc, node, &ps_profile_plain_stat_fields, NULL,
+                                        (char *)g + stats[i].offset, err);
     }
     void *copies = NULL, *together = NULL;
     if (status == PS_OK)
@@ -134,7 +134,7 @@ void ps_profile_gpu_write(ps_text *t, const ps_profile_gpu *g) {
     ps_write_str(t, "gpu:\n");
     ps_fields_write_lines(t, 2, &head_fields, g);
     for (uint32_t i = 0; i < N_STATS; i++)
-        ps_profile_write_stat(t, 2, stats[i].key, stat_of(g, i));
+        ps_profile_write_stat(t, 2, stats[i].key, &ps_profile_plain_stat_fields, stat_of(g, i));
     ps_write_str(t, "  copies:\n");
     ps_fields_write_table(t, 4, &copy_fields, g->copies, g->n_copies, sizeof *g->copies);
     ps_write_str(t, "  together:\n");

@@ -16,6 +16,48 @@ static inline ps_stat pf_stat(double median) {
                      .stop = PS_STOP_CONVERGED};
 }
 
+/* A GPU for the profile: 8 GiB, two sizes of copies, three thread counts beside them. */
+static inline void pf_add_gpu(ps_profile *p) {
+    ps_profile_gpu *g = &p->gpu;
+    snprintf(p->topology.gpu_name, sizeof p->topology.gpu_name, "Test GPU");
+    *g = (ps_profile_gpu){.name = "Test GPU",
+                          .uuid = "GPU-0",
+                          .driver = "999.1",
+                          .cc_major = 8,
+                          .cc_minor = 9,
+                          .n_multiprocessors = 24,
+                          .vram_bytes = (uint64_t)8 << 30,
+                          .l2_bytes = 24 << 20,
+                          .pcie_gen = 4,
+                          .pcie_width = 8,
+                          .base_bytes = 400 << 20,
+                          .meter = "emulated",
+                          .cupti = true};
+    g->hbm_read_bytes_per_s = pf_stat(2.5e11);
+    g->matmul_flops_per_s = pf_stat(6e13);
+    g->attention_flops_per_s = pf_stat(3e13);
+    g->launch_s = pf_stat(4e-6);
+    g->graph_node_s = pf_stat(1e-6);
+    g->graph_launch_s = pf_stat(3e-6);
+    g->event_wait_s = pf_stat(2e-6);
+    g->to_cpu_s = pf_stat(2e-6);
+    g->to_gpu_s = pf_stat(3e-6);
+    g->lock_bytes_per_s = pf_stat(3e10);
+    g->map_s = pf_stat(7e-5);
+    g->unmap_s = pf_stat(3e-5);
+    g->n_copies = 2;
+    g->n_together = 3;
+    g->copies = calloc(g->n_copies, sizeof *g->copies);
+    g->together = calloc(g->n_together, sizeof *g->together);
+    if (g->copies == NULL || g->together == NULL)
+        abort();
+    g->copies[0] = (ps_profile_copy){PS_BUS_H2D, PS_HOST_KIND_PINNED, 16 << 20, pf_stat(1.3e10)};
+    g->copies[1] = (ps_profile_copy){PS_BUS_D2H, PS_HOST_KIND_PINNED, 16 << 20, pf_stat(1.31e10)};
+    for (uint32_t i = 0; i < g->n_together; i++)
+        g->together[i] =
+            (ps_profile_together){PS_BUS_DIRECT, 1u << i, pf_stat(1.2e10 - 1e8 * i), pf_stat(1e10 * (i + 1))};
+}
+
 static inline ps_profile *pf_profile(uint32_t n_points) {
     ps_profile *p = calloc(1, sizeof *p);
     if (p == NULL)

@@ -89,7 +89,7 @@ Test(plan_document, damage_to_a_binary_plan_is_noticed) {
     binary[n / 2] ^= 1;
     cr_assert_eq(ps_plan_parse(binary, n, "p", &p, &err), PS_E_DATA);
     cr_assert_str_eq(err.message, "checksum mismatch: the file is damaged");
-    binary[4] = 1;
+    binary[4] = 2;
     cr_assert_eq(ps_plan_parse(binary, n, "p", &p, &err), PS_E_UNSUPPORTED);
     free(binary);
     plan_case_close(&c);
@@ -108,8 +108,8 @@ Test(plan_document, what_is_wrong_in_yaml_is_named_with_its_place) {
     static const struct {
         const char *from, *to, *error;
     } changes[] = {
-        {"pinstripe-plan: 0", "pinstripe-plan: 1",
-         "p.yaml: pinstripe-plan: plan version 1, this program reads version 0"},
+        {"pinstripe-plan: 1", "pinstripe-plan: 2",
+         "p.yaml: pinstripe-plan: plan version 2, this program reads version 1"},
         {"arch:", "archi:", "p.yaml: unknown key \"archi\" (line 5, column 1)"},
         {"n_layers: 2", "n_layers: 1", "kv: must have 1 rows, has 2"},
         {"- [attn, 1,", "- [attn, 2,", "p.yaml: shard 3: layer: 2 of 2"},
@@ -127,7 +127,7 @@ Test(plan_document, what_is_wrong_in_yaml_is_named_with_its_place) {
         {"layers: [0, 2]", "layers: [1, 2]", "layers: 2 from 1 on, the model has 2"},
         {"layers: [0, 2]", "layers: [0]", "layers: must have 2 values, has 1"},
         {"loop: once\n", "loop: once\n        layers: [0, 1]\n", "\"layers\" belongs to loop: layers"},
-        {"fmt: q8, rows: tile, cols: 64", "fmt: q8, rows: tile, cols: 65",
+        {"fmt: q8, rows: tile, col0: 0, cols: 64", "fmt: q8, rows: tile, col0: 0, cols: 65",
          "cols: must be a multiple of 32 in q8"},
         {"max_tokens: 8", "max_tokens: 513", "tiers must ascend"},
         {"program: 1", "program: 7", "program 7 of 3"},

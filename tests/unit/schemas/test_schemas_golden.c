@@ -24,6 +24,7 @@ static void hold_against(const char *name, const void *data, uint64_t size) {
 
 Test(schemas_golden, profile) {
     ps_profile *p = pf_profile(6);
+    pf_add_gpu(p);
     char *text;
     uint64_t n;
     ps_error err;
@@ -92,12 +93,13 @@ static void names_are_in(const char *path, const ps_names *const *lists, size_t 
 }
 
 Test(schemas_golden, names_are_in_the_json_schemas) {
-    static const ps_names *const profile[] = {&ps_names_op,     &ps_names_dtype, &ps_names_fmt,
-                                              &ps_names_device, &ps_names_stop,  &ps_names_beside};
-    static const ps_names *const plan[] = {&ps_names_op,        &ps_names_dtype, &ps_names_fmt,
-                                           &ps_names_device,    &ps_names_value, &ps_names_shard_kind,
-                                           &ps_names_role,      &ps_names_queue, &ps_names_space,
-                                           &ps_names_placement, &ps_names_rows,  &ps_names_loop};
+    static const ps_names *const profile[] = {&ps_names_op,        &ps_names_dtype, &ps_names_fmt,
+                                              &ps_names_device,    &ps_names_stop,  &ps_names_beside,
+                                              &ps_names_host_kind, &ps_names_bus};
+    static const ps_names *const plan[] = {
+        &ps_names_op,         &ps_names_dtype, &ps_names_fmt,   &ps_names_device, &ps_names_value,
+        &ps_names_shard_kind, &ps_names_role,  &ps_names_queue, &ps_names_space,  &ps_names_placement,
+        &ps_names_rows,       &ps_names_loop,  &ps_names_when,  &ps_names_part};
     static const ps_names *const trace[] = {&ps_names_op, &ps_names_queue, &ps_names_trace_source};
     names_are_in("schemas/machine_profile.schema.json", profile, sizeof profile / sizeof profile[0]);
     names_are_in("schemas/plan.schema.json", plan, sizeof plan / sizeof plan[0]);

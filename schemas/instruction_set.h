@@ -71,7 +71,7 @@ const ps_instruction_rule *ps_instruction_rule_get(ps_op op);
  * queue gpu read and write activations in host memory too, where few rows cross. */
 typedef struct ps_queue_rule {
     uint8_t src, dst;
-    ps_device device; /* of the kernels; PS_DEV_COUNT: it runs none */
+    ps_processor device; /* of the kernels; PS_DEV_COUNT: it runs none */
     uint8_t serial;   /* an instruction ends before the next one of the queue starts; otherwise only starts
                          are in order, and what must have ended is waited for */
 } ps_queue_rule;

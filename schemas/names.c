@@ -58,7 +58,7 @@ static const char *name_of_fmt(uint32_t v) {
 }
 
 static const char *name_of_device(uint32_t v) {
-    return v < PS_DEV_COUNT ? ps_device_name((ps_device)v) : NULL;
+    return v < PS_DEV_COUNT ? ps_processor_name((ps_processor)v) : NULL;
 }
 
 static const char *name_of_value(uint32_t v) {

@@ -96,7 +96,7 @@ static ps_status check_kernel(const checker *c, const here *h) {
     const ps_kernel_spec *k = ps_kernel_specs_find(c->plan->kernels, c->plan->n_kernels, in->kernel);
     if (k->op != in->op || k->device != queue->device)
         return fail(c, h, "kernel %s is for %s on %s", k->name, ps_op_get(k->op)->name,
-                    ps_device_name(k->device));
+                    ps_processor_name(k->device));
     const ps_weight *w = in->w[0] != PS_ROLE_NONE ? ps_model_weight(c->model, h->layer, in->w[0]) : NULL;
     if (in->w[0] != PS_ROLE_NONE && w == NULL)
         return fail(c, h, "the model has no %s here", ps_role_get(in->w[0])->name);

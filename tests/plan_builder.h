@@ -40,7 +40,7 @@ static inline void *pb_array(pb *b, uint64_t n, uint64_t size) {
     return p;
 }
 
-static inline uint32_t pb_kernel(pb *b, ps_op op, ps_dtype wtype, ps_fmt in, ps_fmt out, ps_device device) {
+static inline uint32_t pb_kernel(pb *b, ps_op op, ps_dtype wtype, ps_fmt in, ps_fmt out, ps_processor device) {
     ps_plan *p = b->plan;
     for (uint32_t i = 0; i < p->n_kernels; i++) {
         const ps_kernel_spec *k = &p->kernels[i];
@@ -59,7 +59,7 @@ static inline uint32_t pb_kernel(pb *b, ps_op op, ps_dtype wtype, ps_fmt in, ps_
                           .device = device,
                           .min_tokens = 1,
                           .max_tokens = UINT32_MAX};
-    snprintf(k->name, sizeof k->name, "%s.%s.%s.%s.%s", ps_device_name(device), ps_op_get(op)->name,
+    snprintf(k->name, sizeof k->name, "%s.%s.%s.%s.%s", ps_processor_name(device), ps_op_get(op)->name,
              type != NULL ? type->name : "none", ps_fmt_name(in), ps_fmt_name(out));
     if (op == PS_OP_MATMUL && device == PS_DEV_CPU)
         k->scratch = (ps_scratch_coef){.base = 64, .per_token = 8, .per_token_col = 1, .per_thread = 16};
@@ -137,7 +137,7 @@ static inline ps_fmt pb_src_fmt(const ps_op_desc *op, ps_dtype wtype, uint32_t i
 
 static inline ps_instr *pb_op(pb *b, const ps_shard *s, uint32_t o, ps_queue queue) {
     const ps_op_desc *op = &s->ops[o];
-    ps_device device = queue == PS_QUEUE_GPU ? PS_DEV_CUDA : PS_DEV_CPU;
+    ps_processor device = queue == PS_QUEUE_GPU ? PS_DEV_CUDA : PS_DEV_CPU;
     ps_space space = pb_space(queue);
     ps_dtype wtype = PS_DTYPE_NONE;
     if (op->w[0] != PS_ROLE_NONE)

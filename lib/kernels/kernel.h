@@ -117,7 +117,7 @@ const ps_kernel *ps_kernel_table(uint32_t *out_n);
 const ps_kernel *ps_kernel_find(uint32_t id);         /* NULL if unknown */
 const ps_kernel *ps_kernel_by_name(const char *name); /* NULL if unknown */
 /* Best row for (op, wtype, in, out, device) and T tokens; NULL if none. */
-const ps_kernel *ps_kernel_choose(ps_op op, ps_dtype wtype, ps_fmt in, ps_fmt out, ps_device device,
+const ps_kernel *ps_kernel_choose(ps_op op, ps_dtype wtype, ps_fmt in, ps_fmt out, ps_processor device,
                                   uint32_t n_tokens);
 /* Variant of a CPU kernel for the highest level not above `level`; never NULL for CPU rows, NULL for others. */
 const ps_cpu_variant *ps_kernel_variant(const ps_kernel *kernel, ps_cpu_level level);

@@ -82,7 +82,7 @@ const ps_kernel *ps_kernel_by_name(const char *name) {
     return NULL;
 }
 
-const ps_kernel *ps_kernel_choose(ps_op op, ps_dtype wtype, ps_fmt in, ps_fmt out, ps_device device,
+const ps_kernel *ps_kernel_choose(ps_op op, ps_dtype wtype, ps_fmt in, ps_fmt out, ps_processor device,
                                   uint32_t n_tokens) {
     const ps_kernel_spec *spec =
         ps_kernel_spec_choose(specs, N_KERNELS, op, wtype, in, out, device, n_tokens);

@@ -13,14 +13,14 @@ static const char *const device_names[PS_DEV_COUNT] = {
 #undef PS_DEVICE_ROW
 };
 
-const char *ps_device_name(ps_device device) {
+const char *ps_processor_name(ps_processor device) {
     return (unsigned)device < PS_DEV_COUNT ? device_names[device] : "unknown";
 }
 
-ps_device ps_device_by_name(const char *name) {
+ps_processor ps_processor_by_name(const char *name) {
     for (unsigned i = 0; name != NULL && i < PS_DEV_COUNT; i++)
         if (strcmp(device_names[i], name) == 0)
-            return (ps_device)i;
+            return (ps_processor)i;
     return PS_DEV_COUNT;
 }
 
@@ -44,7 +44,7 @@ uint64_t ps_scratch_bytes(const ps_scratch_coef *c, uint64_t n_tokens, uint64_t 
 }
 
 const ps_kernel_spec *ps_kernel_spec_choose(const ps_kernel_spec *specs, uint32_t n, ps_op op, ps_dtype wtype,
-                                            ps_fmt in, ps_fmt out, ps_device device, uint64_t n_tokens) {
+                                            ps_fmt in, ps_fmt out, ps_processor device, uint64_t n_tokens) {
     const ps_kernel_spec *best = NULL;
     for (uint32_t i = 0; i < n; i++) {
         const ps_kernel_spec *s = &specs[i];

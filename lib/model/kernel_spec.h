@@ -13,14 +13,14 @@ extern "C" {
 #endif
 
 #define PS_DEVICE_LIST(X) X(CPU, "cpu") X(CUDA, "cuda")
-typedef enum ps_device {
+typedef enum ps_processor {
 #define PS_DEVICE_ENUM(name, text) PS_DEV_##name,
     PS_DEVICE_LIST(PS_DEVICE_ENUM)
 #undef PS_DEVICE_ENUM
         PS_DEV_COUNT
-} ps_device;
-const char *ps_device_name(ps_device device);
-ps_device ps_device_by_name(const char *name); /* PS_DEV_COUNT if unknown */
+} ps_processor;
+const char *ps_processor_name(ps_processor device);
+ps_processor ps_processor_by_name(const char *name); /* PS_DEV_COUNT if unknown */
 
 /* Scratch bytes of one call with T token rows: base + T*(per_token + cols*per_token_col) + cols*per_col
  * + threads*(per_thread + cols*per_thread_col) + T*chunks*cols*per_token_col_chunk, rounded up to 64; `cols` is the
@@ -39,7 +39,7 @@ typedef struct ps_kernel_spec {
     ps_op op;
     ps_dtype wtype;         /* of the first weight; PS_DTYPE_NONE where the op has none */
     ps_fmt in_fmt, out_fmt; /* of the first source and of the destination; NONE where absent */
-    ps_device device;
+    ps_processor device;
     uint32_t min_tokens, max_tokens; /* token rows it is meant for (it is correct for any number) */
     ps_scratch_coef scratch;
 } ps_kernel_spec;
@@ -50,7 +50,7 @@ uint64_t ps_scratch_bytes(const ps_scratch_coef *c, uint64_t n_tokens, uint64_t 
 /* Best of `n` specs for (op, wtype, in, out, device) and T token rows: the one whose range holds T, the
  * highest min_tokens first, then the lowest id; NULL if none. */
 const ps_kernel_spec *ps_kernel_spec_choose(const ps_kernel_spec *specs, uint32_t n, ps_op op, ps_dtype wtype,
-                                            ps_fmt in, ps_fmt out, ps_device device, uint64_t n_tokens);
+                                            ps_fmt in, ps_fmt out, ps_processor device, uint64_t n_tokens);
 /* Hash over all fields of all rows, in order: the kernel set that plans and profiles name. */
 void ps_kernel_spec_hash(const ps_kernel_spec *specs, uint32_t n, uint8_t out[16]);
 

@@ -8,12 +8,12 @@ Test(kernel_spec, names_go_both_ways) {
     for (unsigned i = 0; i < PS_OP_COUNT; i++)
         cr_assert_eq(ps_op_by_name(ps_op_get((ps_op)i)->name), i);
     for (unsigned i = 0; i < PS_DEV_COUNT; i++)
-        cr_assert_eq(ps_device_by_name(ps_device_name((ps_device)i)), i);
+        cr_assert_eq(ps_processor_by_name(ps_processor_name((ps_processor)i)), i);
     for (unsigned i = 0; i < PS_ROLE_COUNT; i++)
         cr_assert_eq(ps_role_by_name(ps_role_get((ps_role)i)->name), i);
     cr_assert_eq(ps_op_by_name("nonsense"), PS_OP_COUNT);
     cr_assert_eq(ps_op_by_name(NULL), PS_OP_COUNT);
-    cr_assert_eq(ps_device_by_name("gpu"), PS_DEV_COUNT);
+    cr_assert_eq(ps_processor_by_name("gpu"), PS_DEV_COUNT);
     cr_assert_eq(ps_role_by_name("attn_q"), PS_ROLE_NONE);
     cr_assert_str_eq(ps_role_get(PS_ROLE_ATTN_Q_BIAS)->name, "attn_q.bias");
     cr_assert_str_eq(ps_value_name(PS_VALUE_X), "x");

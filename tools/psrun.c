@@ -19,6 +19,8 @@ static const ps_option options[] = {
     {"prompt", 'm', PS_OPT_TEXT, "TEXT", NULL, 0, 0, "What to answer or continue; '-' reads standard input."},
     {"prompt-file", 'f', PS_OPT_TEXT, "FILE", NULL, 0, 0, "Read the prompt from a file."},
     {"system", 0, PS_OPT_TEXT, "TEXT", NULL, 0, 0, "System message of the conversation."},
+    {"prompts", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0, "Answer every line of a file, --parallel at a time."},
+    {"parallel", 0, PS_OPT_U64, "N", "1", 1, 4096, "Sequences at once, for --prompts and --bench."},
     {"raw", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Continue the prompt as it is, without the chat template."},
     {"tokens", 'n', PS_OPT_U64, "N", "256", 1, 1e9, "Most tokens to generate."},
     {"temperature", 0, PS_OPT_F64, "X", "0", 0, 100, "Sampling temperature; 0 takes the likeliest token."},
@@ -66,24 +68,24 @@ static const ps_opt_value *option(const ps_opt_value *values, const char *name) 
     return ps_options_get(&command, values, name);
 }
 
-enum { PROMPT_MAX_BYTES = 64 << 20 };
-
 /* The prompt from option, file or standard input; from malloc. */
 static ps_status read_prompt(const psrun *r, char **out, uint64_t *out_len, ps_error *err) {
     const char *text = psrun_option(r, "prompt")->text, *path = psrun_option(r, "prompt-file")->text;
     if (path != NULL)
-        return ps_file_read(path, PROMPT_MAX_BYTES, out, out_len, err);
+        return ps_file_read(path, PSRUN_PROMPT_MAX_BYTES, out, out_len, err);
     ps_text *t = ps_text_new();
     if (strcmp(text, "-") == 0) {
         char buf[4096];
         uint64_t size = 0;
-        for (size_t n; size <= PROMPT_MAX_BYTES && (n = fread(buf, 1, sizeof buf, stdin)) != 0; size += n)
+        for (size_t n; size <= PSRUN_PROMPT_MAX_BYTES && (n = fread(buf, 1, sizeof buf, stdin)) != 0;
+             size += n)
             ps_text_put(t, buf, n);
-        ps_status status =
-            ferror(stdin)             ? ps_error_errno(err, PS_E_IO, "standard input", errno, "cannot read")
-            : size > PROMPT_MAX_BYTES ? ps_error_set(err, PS_E_DATA, "standard input",
-                                                     "is more than the %d bytes allowed", PROMPT_MAX_BYTES)
-                                      : PS_OK;
+        ps_status status = ferror(stdin)
+                               ? ps_error_errno(err, PS_E_IO, "standard input", errno, "cannot read")
+                           : size > PSRUN_PROMPT_MAX_BYTES
+                               ? ps_error_set(err, PS_E_DATA, "standard input",
+                                              "is more than the %d bytes allowed", PSRUN_PROMPT_MAX_BYTES)
+                               : PS_OK;
         if (status != PS_OK) {
             free(ps_text_end(t, NULL));
             return status;
@@ -95,9 +97,8 @@ static ps_status read_prompt(const psrun *r, char **out, uint64_t *out_len, ps_e
     return *out != NULL ? PS_OK : ps_error_set(err, PS_E_NOMEM, "prompt", "no memory");
 }
 
-/* Prompt to token ids, from malloc: a conversation by the model's template, or the text as it is. */
-static ps_status encode_prompt(const psrun *r, const char *text, uint64_t len, int32_t **out, uint64_t *out_n,
-                               ps_error *err) {
+ps_status psrun_encode(const psrun *r, const char *text, uint64_t len, int32_t **out, uint64_t *out_n,
+                       ps_error *err) {
     const char *system = psrun_option(r, "system")->text;
     if (!psrun_option(r, "raw")->set) {
         if (memchr(text, '\0', len) != NULL)
@@ -118,6 +119,14 @@ static ps_status encode_prompt(const psrun *r, const char *text, uint64_t len, i
     }
     /* Where a chat was meant, the text is a stranger's: names of special tokens in it stay text. */
     return ps_engine_encode(r->engine, text, len, true, psrun_option(r, "raw")->set, out, out_n, err);
+}
+
+ps_sampler_params psrun_sampling(const psrun *r) {
+    return (ps_sampler_params){.temperature = (float)psrun_option(r, "temperature")->f64,
+                               .top_k = (uint32_t)psrun_option(r, "top-k")->u64,
+                               .top_p = (float)psrun_option(r, "top-p")->f64,
+                               .min_p = (float)psrun_option(r, "min-p")->f64,
+                               .seed = psrun_option(r, "seed")->u64};
 }
 
 typedef struct generation {
@@ -236,16 +245,12 @@ static ps_status answer_prompt(const psrun *r, ps_error *err) {
     int32_t *ids = NULL;
     ps_text *collected = psrun_option(r, "json")->set ? ps_text_new() : NULL;
     generation g = {0};
-    status = encode_prompt(r, text, len, &ids, &g.n_prompt, err);
+    status = psrun_encode(r, text, len, &ids, &g.n_prompt, err);
     if (status == PS_OK && g.n_prompt == 0)
         status = ps_error_set(err, PS_E_USAGE, "prompt", "is empty");
     if (status != PS_OK)
         goto done;
-    ps_sampler_params sampling = {.temperature = (float)psrun_option(r, "temperature")->f64,
-                                  .top_k = (uint32_t)psrun_option(r, "top-k")->u64,
-                                  .top_p = (float)psrun_option(r, "top-p")->f64,
-                                  .min_p = (float)psrun_option(r, "min-p")->f64,
-                                  .seed = psrun_option(r, "seed")->u64};
+    ps_sampler_params sampling = psrun_sampling(r);
     status = ps_session_new(r->engine, &sampling, &session, err);
     if (status == PS_OK)
         status = generate(r, session, ids, collected, &g, err);
@@ -298,11 +303,15 @@ static ps_status check_options(const ps_opt_value *values, const char *model, co
                                ps_error *err) {
     bool bench = option(values, "bench")->set, teacher = option(values, "teacher-force")->set;
     bool prompt = option(values, "prompt")->set || option(values, "prompt-file")->set;
-    if ((int)bench + (int)teacher + (int)prompt > 1)
-        return ps_error_set(err, PS_E_USAGE, "psrun", "give one of a prompt, --bench and --teacher-force");
+    bool prompts = option(values, "prompts")->set;
+    if ((int)bench + (int)teacher + (int)prompt + (int)prompts > 1)
+        return ps_error_set(err, PS_E_USAGE, "psrun",
+                            "give one of a prompt, --prompts, --bench and --teacher-force");
+    if (option(values, "parallel")->set && !bench && !prompts)
+        return ps_error_set(err, PS_E_USAGE, "--parallel", "is for --prompts and --bench");
     const char *outputs[] = {option(values, "trace")->text,
                              teacher ? option(values, "logits-out")->text : NULL};
-    const char *inputs[] = {model, plan, option(values, "prompt-file")->text,
+    const char *inputs[] = {model, plan, option(values, "prompt-file")->text, option(values, "prompts")->text,
                             option(values, "teacher-force")->text};
     for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
         for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++)
@@ -318,9 +327,10 @@ static ps_status check_options(const ps_opt_value *values, const char *model, co
 static ps_status run(const ps_opt_value *values, const char *model, ps_error *err) {
     psrun r = {.command = &command, .values = values};
     char *plan = NULL;
-    bool answers = !option(values, "bench")->set && !option(values, "teacher-force")->set;
+    bool answers = !option(values, "bench")->set && !option(values, "teacher-force")->set &&
+                   !option(values, "prompts")->set;
     if (answers && option(values, "prompt")->set == option(values, "prompt-file")->set)
-        return ps_error_set(err, PS_E_USAGE, "", "give one of --prompt and --prompt-file");
+        return ps_error_set(err, PS_E_USAGE, "", "give one of --prompt, --prompt-file and --prompts");
     const char *plan_path = option(values, "plan")->text;
     if (plan_path == NULL) {
         plan_path = plan = default_plan_path(model);
@@ -332,7 +342,7 @@ static ps_status run(const ps_opt_value *values, const char *model, ps_error *er
                            .budget = option(values, "budget")->text,
                            .context = option(values, "context")->u64,
                            .n_threads = (uint32_t)option(values, "threads")->u64,
-                           .n_sessions = 1,
+                           .n_sessions = (uint32_t)option(values, "parallel")->u64,
                            .verify = option(values, "verify")->set};
     ps_status status = check_options(values, model, plan_path, err);
     if (status != PS_OK)
@@ -355,6 +365,8 @@ static ps_status run(const ps_opt_value *values, const char *model, ps_error *er
         status = psrun_bench(&r, err);
     else if (option(values, "teacher-force")->set)
         status = psrun_teacher(&r, err);
+    else if (option(values, "prompts")->set)
+        status = psrun_parallel(&r, err);
     else
         status = answer_prompt(&r, err);
     if (status == PS_OK && trace != NULL)

@@ -36,33 +36,48 @@ static uint64_t next_random(uint64_t *state) {
     return *state * 0x2545F4914F6CDD1Du;
 }
 
-static ps_status timed_eval(const psrun *r, const ps_eval_item *item, double *seconds, double *predicted_s,
-                            ps_error *err) {
+/* The sequences of a run: each with its own prompt, all in step. */
+typedef struct bench_run {
+    const psrun *r;
+    uint32_t n_seqs;
+    ps_session **sessions;
+    int32_t *prompts; /* [n_seqs x tokens of a prompt] */
+    int32_t *tokens;  /* [n_seqs] last sampled, [n_seqs] to evaluate next */
+    ps_eval_item *items;
+} bench_run;
+
+static ps_status timed_eval(const bench_run *b, double *seconds, double *predicted_s, ps_error *err) {
     ps_engine_stats before, after;
-    ps_engine_get_stats(r->engine, &before);
+    ps_engine_get_stats(b->r->engine, &before);
     uint64_t start_ns = ps_clock_ns();
-    ps_status status = ps_engine_eval(r->engine, item, 1, err);
+    ps_status status = ps_engine_eval(b->r->engine, b->items, b->n_seqs, err);
     *seconds = (double)(ps_clock_ns() - start_ns) * 1e-9;
-    ps_engine_get_stats(r->engine, &after);
+    ps_engine_get_stats(b->r->engine, &after);
     *predicted_s = after.predicted_s - before.predicted_s;
     return status;
 }
 
-static ps_status one_round(const psrun *r, ps_session *s, const int32_t *prompt, bench_row *prefill,
-                           bench_row *decode, ps_error *err) {
-    int32_t token;
+static ps_status one_round(const bench_run *b, bench_row *prefill, bench_row *decode, ps_error *err) {
     double seconds, predicted;
-    ps_session_reset(s);
-    ps_eval_item item = {
-        .session = s, .tokens = prompt, .n_tokens = (uint32_t)prefill->n_tokens, .sampled = &token};
-    ps_status status = timed_eval(r, &item, &seconds, &predicted, err);
+    uint32_t n_prompt = (uint32_t)(prefill->n_tokens / b->n_seqs);
+    for (uint32_t k = 0; k < b->n_seqs; k++) {
+        ps_session_reset(b->sessions[k]);
+        b->items[k] = (ps_eval_item){.session = b->sessions[k],
+                                     .tokens = b->prompts + (uint64_t)k * n_prompt,
+                                     .n_tokens = n_prompt,
+                                     .sampled = &b->tokens[k]};
+    }
+    ps_status status = timed_eval(b, &seconds, &predicted, err);
     prefill->seconds[prefill->n++] = seconds;
     prefill->predicted_s = predicted;
     double decode_s = 0, decode_predicted_s = 0;
-    for (uint64_t i = 0; i < decode->n_tokens && status == PS_OK; i++) {
-        int32_t next = token;
-        item = (ps_eval_item){.session = s, .tokens = &next, .n_tokens = 1, .sampled = &token};
-        status = timed_eval(r, &item, &seconds, &predicted, err);
+    for (uint64_t i = 0; i < decode->n_tokens / b->n_seqs && status == PS_OK; i++) {
+        for (uint32_t k = 0; k < b->n_seqs; k++) {
+            b->tokens[b->n_seqs + k] = b->tokens[k];
+            b->items[k].tokens = &b->tokens[b->n_seqs + k];
+            b->items[k].n_tokens = 1;
+        }
+        status = timed_eval(b, &seconds, &predicted, err);
         decode_s += seconds;
         decode_predicted_s += predicted;
     }
@@ -122,23 +137,28 @@ ps_status psrun_bench(const psrun *r, ps_error *err) {
         return ps_error_set(err, PS_E_USAGE, "--bench-prompt",
                             "%" PRIu64 " and %" PRIu64 " tokens do not fit in a context of %" PRIu64,
                             n_prompt, n_decode, info->context);
-    ps_session *session = NULL;
+    bench_run b = {.r = r, .n_seqs = (uint32_t)psrun_option(r, "parallel")->u64};
     ps_status status = PS_OK;
-    int32_t *prompt = malloc(n_prompt * sizeof *prompt);
+    b.sessions = calloc(b.n_seqs, sizeof *b.sessions);
+    b.prompts = calloc(b.n_seqs, n_prompt * sizeof *b.prompts);
+    b.tokens = calloc(b.n_seqs, 2 * sizeof *b.tokens);
+    b.items = calloc(b.n_seqs, sizeof *b.items);
     double *samples = malloc(2 * ((size_t)n_rounds + 1) * sizeof *samples);
-    if (prompt == NULL || samples == NULL) {
+    if (b.sessions == NULL || b.prompts == NULL || b.tokens == NULL || b.items == NULL || samples == NULL) {
         status = ps_error_set(err, PS_E_NOMEM, "bench", "no memory");
         goto done;
     }
     uint64_t state = 0x9E3779B97F4A7C15u;
-    for (uint64_t i = 0; i < n_prompt; i++)
-        prompt[i] = (int32_t)(next_random(&state) % info->n_vocab);
+    for (uint64_t i = 0; i < n_prompt * b.n_seqs; i++)
+        b.prompts[i] = (int32_t)(next_random(&state) % info->n_vocab);
     ps_sampler_params greedy = {.top_p = 1};
-    status = ps_session_new(r->engine, &greedy, &session, err);
-    bench_row rows[2] = {{.name = "prefill", .n_tokens = n_prompt, .seconds = samples},
-                         {.name = "decode", .n_tokens = n_decode, .seconds = samples + n_rounds + 1}};
+    for (uint32_t k = 0; k < b.n_seqs && status == PS_OK; k++)
+        status = ps_session_new(r->engine, &greedy, &b.sessions[k], err);
+    bench_row rows[2] = {
+        {.name = "prefill", .n_tokens = n_prompt * b.n_seqs, .seconds = samples},
+        {.name = "decode", .n_tokens = n_decode * b.n_seqs, .seconds = samples + n_rounds + 1}};
     for (uint32_t i = 0; i <= n_rounds && status == PS_OK; i++) {
-        status = one_round(r, session, prompt, &rows[0], &rows[1], err);
+        status = one_round(&b, &rows[0], &rows[1], err);
         if (i == 0) /* the first warms up */
             rows[0].n = rows[1].n = 0;
     }
@@ -148,8 +168,12 @@ ps_status psrun_bench(const psrun *r, ps_error *err) {
         qsort(rows[i].seconds, rows[i].n, sizeof(double), by_value);
     print_result(r, rows);
 done:
-    ps_session_free(session);
+    for (uint32_t k = 0; b.sessions != NULL && k < b.n_seqs; k++)
+        ps_session_free(b.sessions[k]);
+    free(b.sessions);
+    free(b.prompts);
+    free(b.tokens);
+    free(b.items);
     free(samples);
-    free(prompt);
     return status;
 }

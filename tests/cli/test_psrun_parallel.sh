@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# psrun --prompts: every line is answered, in order, alone as by itself, in company the same every time.
+set -uo pipefail
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+bin=${PS_BIN:?}
+failures=0
+fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+must() { "$@" >"$dir/log" 2>&1 || { cat "$dir/log"; fail "$*"; }; }
+
+m=$dir/m.gguf p=$dir/m.plan.yaml
+must "$bin/pssynth" --preset tiny-llama "$m"
+must "$bin/pstune" --null --output "$dir/profile.yaml"
+must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --parallel 3 --output "$p" "$m"
+run=("$bin/psrun" --quiet --raw --plan "$p" -n 9)
+lines=('Hello there' 'One' 'Two words' 'A longer line of text than the others here' 'Last')
+printf '%s\n' "${lines[@]:0:2}" '' "${lines[@]:2}" >"$dir/prompts"
+
+for i in "${!lines[@]}"; do
+  printf '[%d] %s\n' $((i + 1)) "$("${run[@]}" -m "${lines[$i]}" "$m")"
+done >"$dir/alone"
+"${run[@]}" --prompts "$dir/prompts" "$m" >"$dir/one" || fail "--prompts"
+cmp -s "$dir/alone" "$dir/one" || fail "one at a time differs from runs by themselves: $(diff "$dir/alone" "$dir/one" | head -3)"
+"${run[@]}" --prompts "$dir/prompts" --parallel 3 "$m" >"$dir/a" || fail "--parallel 3"
+"${run[@]}" --prompts "$dir/prompts" --parallel 3 "$m" >"$dir/b" || fail "--parallel 3 again"
+cmp -s "$dir/a" "$dir/b" || fail "--parallel 3 differs from run to run"
+[ "$(grep -c '^\[[1-5]\] ' "$dir/a")" -eq 5 ] || fail "not five answers: $(cat "$dir/a")"
+"${run[@]}" --prompts "$dir/prompts" --parallel 3 --json "$m" |
+  python3 -c 'import json,sys; d=json.load(sys.stdin); a=d["answers"]; assert len(a)==5 and d["generated_tokens"]==sum(x["generated_tokens"] for x in a)>0, d' || fail "--json"
+"${run[@]}" --bench --parallel 3 --bench-prompt 20 --bench-decode 4 --repeat 2 --json "$m" |
+  python3 -c 'import json,sys; d=json.load(sys.stdin); assert d["prefill"]["tokens"]==60 and d["decode"]["tokens"]==12, d' || fail "--bench --parallel"
+
+# expect CODE TEXT COMMAND...: one line on standard error.
+expect() {
+  local code=$1 text=$2 got
+  shift 2
+  "$@" >"$dir/out" 2>"$dir/err"
+  got=$?
+  [ "$got" -eq "$code" ] && [ "$(wc -l <"$dir/err")" -eq 1 ] && grep -qF -- "$text" "$dir/err" || fail "$* : exit $got, expected $code: $(cat "$dir/err")"
+}
+expect 64 'has no level for 4 sequences' "${run[@]}" --prompts "$dir/prompts" --parallel 4 "$m"
+expect 64 'is for --prompts and --bench' "${run[@]}" -m Hi --parallel 2 "$m"
+expect 64 'give one of' "${run[@]}" -m Hi --prompts "$dir/prompts" "$m"
+expect 66 'nowhere' "${run[@]}" --prompts "$dir/nowhere" "$m"
+: >"$dir/empty"
+expect 65 'holds no prompt' "${run[@]}" --prompts "$dir/empty" "$m"
+[ "$failures" -eq 0 ]

@@ -78,6 +78,96 @@ static int compare_regions(const void *a, const void *b) {
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
+static int compare_u64(uint64_t a, uint64_t b) {
+    return a < b ? -1 : a > b;
+}
+
+static int compare_pieces(const void *a, const void *b) {
+    const ps_weight_range *x = ((const ps_check_piece *)a)->range, *y = ((const ps_check_piece *)b)->range;
+    int order = compare_u64(x->role, y->role);
+    if (order == 0)
+        order = compare_u64(x->layer, y->layer);
+    if (order == 0)
+        order = compare_u64(x->row0, y->row0);
+    if (order == 0)
+        order = compare_u64(x->n_rows, y->n_rows);
+    return order != 0 ? order : compare_u64(x->col0, y->col0);
+}
+
+static bool same_weight(const ps_weight_range *a, const ps_weight_range *b) {
+    return a->role == b->role && a->layer == b->layer;
+}
+
+bool ps_check_pieces_init(ps_check_pieces *p, ps_arena *arena, const ps_level *level) {
+    p->n = level->n_resident;
+    p->pieces = ps_arena_array(arena, p->n, sizeof *p->pieces);
+    if (p->pieces == NULL)
+        return false;
+    for (uint32_t i = 0; i < p->n; i++)
+        p->pieces[i].range = &level->resident[i].range;
+    qsort(p->pieces, p->n, sizeof *p->pieces, compare_pieces);
+    for (uint32_t i = 0; i < p->n; i++) {
+        const ps_weight_range *r = p->pieces[i].range;
+        p->pieces[i].reach = r->row0 + r->n_rows; /* inside its weight */
+        if (i != 0 && same_weight(p->pieces[i - 1].range, r) && p->pieces[i - 1].reach > p->pieces[i].reach)
+            p->pieces[i].reach = p->pieces[i - 1].reach;
+    }
+    return true;
+}
+
+bool ps_check_pieces_hold(const ps_check_pieces *p, const ps_weight_range *range) {
+    uint32_t low = 0, high = p->n; /* behind the last piece that may hold it */
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        const ps_weight_range *r = p->pieces[mid].range;
+        if (r->role < range->role || (r->role == range->role && r->layer < range->layer) ||
+            (same_weight(r, range) && r->row0 <= range->row0))
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    for (uint32_t i = low; i-- > 0;) {
+        const ps_check_piece *piece = &p->pieces[i];
+        if (!same_weight(piece->range, range) || piece->reach < range->row0 + range->n_rows)
+            return false;
+        ps_level one = {.n_resident = 1, .resident = &(ps_resident){.range = *piece->range}};
+        if (ps_level_find_resident(&one, range) != NULL)
+            return true;
+    }
+    return false;
+}
+
+/* Resident pieces: ranges of weights, inside their arena, apart. They ascend. */
+static ps_status check_resident(const ps_level *level, const ps_model *model, ps_error *err) {
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < level->n_resident; i++) {
+        const ps_resident *r = &level->resident[i];
+        char subject[32];
+        uint64_t bytes;
+        snprintf(subject, sizeof subject, "resident piece %u", i);
+        if (!ps_weight_range_bytes(model, &r->range, &bytes, NULL))
+            return ps_error_set(err, PS_E_DATA, subject, "no range of a weight of the model");
+        if (r->range.n_cols == ps_model_weight(model, r->range.layer, r->range.role)->cols)
+            return ps_error_set(err, PS_E_DATA, subject, "all columns are written as none");
+        if (!ps_range_ok(r->offset, bytes, level->vram_weight_bytes))
+            return ps_error_set(err, PS_E_DATA, subject, "outside the VRAM weight arena");
+        if (r->offset < end)
+            return ps_error_set(err, PS_E_DATA, subject, "shares bytes with the one before");
+        end = r->offset + bytes;
+    }
+    return PS_OK;
+}
+
+static ps_status check_budget(const ps_level *level, ps_error *err) {
+    uint64_t sum;
+    if (!ps_add_u64(level->vram_base_bytes, level->vram_work_bytes, &sum) ||
+        !ps_add_u64(sum, level->vram_weight_bytes, &sum) || sum > level->budget_bytes)
+        return ps_error_set(err, PS_E_DATA, "budget", "base %llu, work arena %llu and weight arena %llu are more than %llu",
+                            (unsigned long long)level->vram_base_bytes, (unsigned long long)level->vram_work_bytes,
+                            (unsigned long long)level->vram_weight_bytes, (unsigned long long)level->budget_bytes);
+    return PS_OK;
+}
+
 static uint64_t arena_bytes(const ps_level *level, ps_space space) {
     return space == PS_SPACE_VRAM ? level->vram_work_bytes : level->host_arena_bytes;
 }
@@ -125,31 +215,45 @@ static const region *find_region(const region *kv, uint32_t n, ps_space space, u
     return low < n && kv[low].space == space && kv[low].begin < end ? &kv[low] : NULL;
 }
 
+/* Scratch of one arena. */
+static ps_status check_scratch(const ps_level *level, ps_space space, uint64_t offset, uint64_t bytes, const region *kv,
+                               uint32_t n_kv, ps_error *err) {
+    const char *subject = space == PS_SPACE_VRAM ? "VRAM scratch" : "scratch";
+    if (!ps_range_ok(offset, bytes, arena_bytes(level, space)))
+        return ps_error_set(err, PS_E_DATA, subject, "outside the %s arena", ps_space_name(space));
+    const region *hit = find_region(kv, n_kv, space, offset, offset + bytes);
+    return bytes == 0 || hit == NULL ? PS_OK
+                                     : ps_error_set(err, PS_E_DATA, subject,
+                                                    "shares bytes with the KV cache of layer %u", hit->layer);
+}
+
 /* Buffers and scratch of a tier: inside their arenas, apart from every KV home, scratch apart from buffers. */
 static ps_status check_tier_regions(const ps_plan *plan, const ps_level *level, const ps_tier *tier,
                                     const region *kv, uint32_t n_kv, ps_error *err) {
     const ps_program *program = &plan->programs[tier->program];
-    uint64_t scratch_end = tier->scratch_offset + tier->scratch_bytes;
-    const region *hit;
-    if (!ps_range_ok(tier->scratch_offset, tier->scratch_bytes, level->host_arena_bytes))
-        return ps_error_set(err, PS_E_DATA, "scratch", "outside the host arena");
-    hit = find_region(kv, n_kv, PS_SPACE_HOST, tier->scratch_offset, scratch_end);
-    if (tier->scratch_bytes != 0 && hit != NULL)
-        return ps_error_set(err, PS_E_DATA, "scratch", "shares bytes with the KV cache of layer %u",
-                            hit->layer);
+    ps_status status = check_scratch(level, PS_SPACE_HOST, tier->scratch_offset, tier->scratch_bytes, kv, n_kv, err);
+    if (status == PS_OK)
+        status = check_scratch(level, PS_SPACE_VRAM, tier->vram_scratch_offset, tier->vram_scratch_bytes, kv, n_kv,
+                               err);
+    if (status != PS_OK)
+        return status;
     for (uint32_t i = 0; i < program->n_buffers; i++) {
         const ps_plan_buffer *b = &program->buffers[i];
+        bool vram = b->space == PS_SPACE_VRAM;
         uint64_t begin = tier->buffer_offset[i], bytes;
+        uint64_t scratch = vram ? tier->vram_scratch_offset : tier->scratch_offset;
+        uint64_t scratch_bytes = vram ? tier->vram_scratch_bytes : tier->scratch_bytes;
         char subject[48];
-        snprintf(subject, sizeof subject, "buffer %u (%s)", i, ps_value_name(b->value));
+        snprintf(subject, sizeof subject, "buffer %u (%s)", i,
+                 b->rows == PS_ROWS_SLOT ? "slot" : ps_value_name(b->value));
         if (!ps_buffer_bytes(b, tier, &bytes) || !ps_range_ok(begin, bytes, arena_bytes(level, b->space)))
             return ps_error_set(err, PS_E_DATA, subject, "outside the %s arena", ps_space_name(b->space));
-        hit = find_region(kv, n_kv, b->space, begin, begin + bytes);
+        const region *hit = find_region(kv, n_kv, b->space, begin, begin + bytes);
         if (bytes != 0 && hit != NULL)
             return ps_error_set(err, PS_E_DATA, subject, "shares bytes with the KV cache of layer %u",
                                 hit->layer);
-        if (b->space == PS_SPACE_HOST && begin < scratch_end && tier->scratch_offset < begin + bytes)
-            return ps_error_set(err, PS_E_DATA, subject, "shares bytes with the scratch");
+        if (scratch_bytes != 0 && begin < scratch + scratch_bytes && scratch < begin + bytes)
+            return ps_error_set(err, PS_E_DATA, subject, "shares bytes with the %sscratch", vram ? "VRAM " : "");
     }
     return PS_OK;
 }
@@ -159,7 +263,11 @@ static ps_status check_regions(const ps_plan *plan, const ps_level *level, const
     region *kv = ps_arena_array(arena, model->n_layers, sizeof *kv);
     if (kv == NULL)
         return ps_error_set(err, PS_E_NOMEM, "plan", "no memory to check it");
-    ps_status status = check_kv(level, model, kv, err);
+    ps_status status = check_budget(level, err);
+    if (status == PS_OK)
+        status = check_resident(level, model, err);
+    if (status == PS_OK)
+        status = check_kv(level, model, kv, err);
     for (uint32_t i = 0; status == PS_OK && i < level->n_tiers; i++) {
         status = check_tier_regions(plan, level, &level->tiers[i], kv, model->n_layers, err);
         if (status != PS_OK) {
@@ -179,6 +287,7 @@ static ps_status check_regions(const ps_plan *plan, const ps_level *level, const
 
 ps_status ps_plan_check(const ps_plan *plan, const ps_level *level, const ps_model *model, ps_error *err) {
     ps_check_model cm = {0};
+    ps_check_pieces pieces = {0};
     ps_status status = ps_plan_validate_head(plan, err);
     for (uint32_t i = 0; status == PS_OK && i < plan->n_programs; i++)
         status = ps_plan_validate_program(plan, &plan->programs[i], err);
@@ -194,8 +303,49 @@ ps_status ps_plan_check(const ps_plan *plan, const ps_level *level, const ps_mod
     status = check_regions(plan, level, model, arena, err);
     if (status == PS_OK)
         status = index_model(model, arena, &cm, err);
+    if (status == PS_OK && !ps_check_pieces_init(&pieces, arena, level))
+        status = ps_error_set(err, PS_E_NOMEM, "plan", "no memory to check it");
     if (status == PS_OK)
-        status = ps_plan_check_tiers(plan, level, model, &cm, err);
+        status = ps_plan_check_tiers(plan, level, model, &cm, &pieces, err);
     ps_arena_free(arena);
     return status;
+}
+
+/* Fewer bytes of weights, or as many and fewer pieces. */
+static bool holds_less(const ps_level *a, const ps_level *b) {
+    return a->vram_weight_bytes != b->vram_weight_bytes ? a->vram_weight_bytes < b->vram_weight_bytes
+                                                        : a->n_resident < b->n_resident;
+}
+
+static bool same_piece(const ps_resident *a, const ps_resident *b) {
+    const ps_weight_range *x = &a->range, *y = &b->range;
+    return a->offset == b->offset && same_weight(x, y) && x->row0 == y->row0 && x->n_rows == y->n_rows &&
+           x->col0 == y->col0 && x->n_cols == y->n_cols;
+}
+
+static bool is_level_of(const ps_plan *plan, const ps_level *level) {
+    for (uint32_t i = 0; i < plan->n_levels; i++)
+        if (level == &plan->levels[i])
+            return true;
+    return false;
+}
+
+ps_status ps_plan_check_change(const ps_plan *plan, const ps_level *from, const ps_level *to,
+                               const ps_model *model, ps_error *err) {
+    char subject[160];
+    snprintf(subject, sizeof subject, "from level %s/%llu/%u/%u to %s/%llu/%u/%u", from->budget,
+             (unsigned long long)from->bucket_tokens, from->n_seqs, from->n_threads, to->budget,
+             (unsigned long long)to->bucket_tokens, to->n_seqs, to->n_threads);
+    if (!is_level_of(plan, from) || !is_level_of(plan, to) || plan->n_layers != model->n_layers)
+        return ps_error_set(err, PS_E_DATA, subject, "levels of another plan or model");
+    if (to->n_seqs < from->n_seqs)
+        return ps_error_set(err, PS_E_DATA, subject, "KV of %u sequences has no home, there is room for %u",
+                            from->n_seqs, to->n_seqs);
+    const ps_level *less = holds_less(from, to) ? from : to, *more = less == from ? to : from;
+    if (less->n_resident > more->n_resident)
+        return ps_error_set(err, PS_E_DATA, subject, "the smaller weight arena has more resident pieces");
+    for (uint32_t i = 0; i < less->n_resident; i++)
+        if (!same_piece(&less->resident[i], &more->resident[i]))
+            return ps_error_set(err, PS_E_DATA, subject, "resident piece %u is not the same in both", i);
+    return PS_OK;
 }

@@ -1,25 +1,41 @@
 /* Contents of buffers, and races between instructions that touch the same bytes. */
 #include "schemas/check_state.h"
 
+#include <string.h>
+
 #include "core/checked.h"
 
 bool ps_buffer_bytes(const ps_plan_buffer *buffer, const ps_tier *tier, uint64_t *out_bytes) {
+    if (buffer->rows == PS_ROWS_SLOT) {
+        *out_bytes = buffer->cols;
+        return true;
+    }
     uint64_t rows = buffer->rows == PS_ROWS_OUTPUTS ? tier->max_outputs : tier->max_tokens;
     if (buffer->rows == PS_ROWS_TILE && rows > PS_TILE_TOKENS)
         rows = PS_TILE_TOKENS;
     return ps_mul_u64(rows, ps_fmt_row_bytes(buffer->fmt, buffer->cols), out_bytes);
 }
 
-static bool share_bytes(const ps_check_state *s, uint32_t a, uint32_t b) {
+bool ps_check_overlap(const ps_check_state *s, uint32_t a, uint32_t b) {
     const ps_buffer_state *x = &s->buffers[a], *y = &s->buffers[b];
     return a != b && s->program->buffers[a].space == s->program->buffers[b].space && x->begin < y->end &&
            y->begin < x->end;
+}
+
+static bool init_contents(ps_check_state *s, ps_buffer_state *b, const ps_plan_buffer *buffer) {
+    if (buffer->rows == PS_ROWS_SLOT) {
+        b->slot = ps_arena_array(s->arena, 1, sizeof *b->slot);
+        return b->slot != NULL;
+    }
+    b->cells = ps_arena_array(s->arena, buffer->rows == PS_ROWS_STEP ? s->n_tiles : 1, sizeof *b->cells);
+    return b->cells != NULL;
 }
 
 bool ps_check_state_init(ps_check_state *s, ps_arena *arena, const ps_program *program, const ps_tier *tier,
                          uint32_t n_tiles) {
     uint32_t n = program->n_buffers, n_overlaps = 0;
     s->program = program;
+    s->arena = arena;
     s->n_tiles = n_tiles;
     ps_order_start(&s->order);
     s->buffers = ps_arena_array(arena, n, sizeof *s->buffers);
@@ -34,14 +50,12 @@ bool ps_check_state_init(ps_check_state *s, ps_arena *arena, const ps_program *p
         b->end = b->begin + bytes;
         b->epoch = 1;
         b->overwritten_by = UINT32_MAX;
-        b->cells =
-            ps_arena_array(arena, program->buffers[i].rows == PS_ROWS_STEP ? n_tiles : 1, sizeof *b->cells);
-        if (b->cells == NULL)
+        if (!init_contents(s, b, &program->buffers[i]))
             return false;
     }
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n; k++)
-            n_overlaps += share_bytes(s, i, k);
+            n_overlaps += ps_check_overlap(s, i, k);
     s->overlaps = ps_arena_array(arena, n_overlaps, sizeof *s->overlaps);
     if (s->overlaps == NULL)
         return false;
@@ -49,33 +63,10 @@ bool ps_check_state_init(ps_check_state *s, ps_arena *arena, const ps_program *p
     for (uint32_t i = 0; i < n; i++) {
         s->buffers[i].overlap0 = n_overlaps;
         for (uint32_t k = 0; k < n; k++)
-            if (share_bytes(s, i, k))
+            if (ps_check_overlap(s, i, k))
                 s->overlaps[n_overlaps++] = k;
         s->buffers[i].n_overlaps = n_overlaps - s->buffers[i].overlap0;
     }
-    return true;
-}
-
-bool ps_accesses_add(ps_accesses *a, const ps_order *order) {
-    /* What has ended before this instruction has ended before whatever waits for this one, so it need not
-     * be kept. */
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < a->n; i++)
-        if (a->at[i] != order->now && !ps_order_ended(order, a->at[i]))
-            a->at[kept++] = a->at[i];
-    a->n = kept;
-    if (kept == PS_CHECK_ACCESSES)
-        return false;
-    a->at[a->n++] = order->now;
-    return true;
-}
-
-bool ps_accesses_ended(const ps_accesses *a, const ps_order *order, uint64_t *out) {
-    for (uint32_t i = 0; i < a->n; i++)
-        if (a->at[i] != order->now && !ps_order_ended(order, a->at[i])) {
-            *out = a->at[i];
-            return false;
-        }
     return true;
 }
 
@@ -83,82 +74,87 @@ static ps_cell *cell_of(const ps_check_state *s, uint16_t buffer, uint32_t tile)
     return &s->buffers[buffer].cells[s->program->buffers[buffer].rows == PS_ROWS_STEP ? tile : 0];
 }
 
-static bool alive(const ps_check_state *s, uint16_t buffer, const ps_cell *cell, uint32_t tile) {
-    return cell->epoch == s->buffers[buffer].epoch && cell->id != 0 && cell->tile == tile;
+static bool cell_alive(const ps_check_state *s, uint16_t buffer, const ps_cell *cell) {
+    return cell->epoch == s->buffers[buffer].epoch;
 }
 
-uint32_t ps_check_content(const ps_check_state *s, uint16_t buffer, uint32_t tile) {
+static bool is(const ps_segment *g, uint32_t tile, uint32_t id, uint32_t sum) {
+    return g->tile == tile && g->id == id && g->sum == sum;
+}
+
+uint32_t ps_check_content(const ps_check_state *s, uint16_t buffer, uint32_t tile, uint32_t col,
+                          uint32_t *out_sum) {
+    *out_sum = 0;
+    if (s->buffers[buffer].cells == NULL)
+        return 0;
     const ps_cell *cell = cell_of(s, buffer, tile);
-    return alive(s, buffer, cell, tile) ? cell->id : 0;
+    if (!cell_alive(s, buffer, cell))
+        return 0;
+    for (uint32_t i = 0; i < cell->n; i++) {
+        const ps_segment *g = &cell->segments[i];
+        if (g->cols.begin > col || col >= g->cols.end || g->tile != tile)
+            continue;
+        *out_sum = g->sum;
+        return g->id;
+    }
+    return 0;
 }
 
 bool ps_check_holds(const ps_check_state *s, uint16_t buffer, uint32_t tile, uint32_t id) {
+    const ps_plan_buffer *b = &s->program->buffers[buffer];
+    if (s->buffers[buffer].cells == NULL)
+        return false;
     const ps_cell *cell = cell_of(s, buffer, tile);
-    return alive(s, buffer, cell, tile) && cell->id == id && cell->n_parts == 0;
-}
-
-/* Are columns [begin, end) all inside one part (parts are merged), or all outside? */
-static bool inside(const ps_cell *cell, uint64_t begin, uint64_t end) {
-    for (uint32_t i = 0; i < cell->n_parts; i++)
-        if (cell->parts[i].begin <= begin && end <= cell->parts[i].end)
-            return true;
-    return false;
-}
-
-static bool outside(const ps_cell *cell, uint64_t begin, uint64_t end) {
-    for (uint32_t i = 0; i < cell->n_parts; i++)
-        if (cell->parts[i].begin < end && begin < cell->parts[i].end)
+    uint32_t at = b->col0;
+    for (uint32_t i = 0; cell_alive(s, buffer, cell) && i < cell->n; i++) {
+        const ps_segment *g = &cell->segments[i];
+        if (g->cols.begin != at || !is(g, tile, id, 0))
             return false;
-    return true;
-}
-
-ps_check_why ps_check_read(ps_check_state *s, uint16_t buffer, uint32_t tile, uint32_t id, uint64_t begin,
-                           uint64_t end, bool in_place, uint64_t *other) {
-    ps_cell *cell = cell_of(s, buffer, tile);
-    if (!alive(s, buffer, cell, tile))
-        return PS_WHY_EMPTY;
-    *other = cell->id;
-    bool old = cell->id != id && cell->n_parts != 0 && cell->before == id;
-    if (cell->id != id && !old)
-        return PS_WHY_STALE;
-    if (old ? !outside(cell, begin, end) : cell->n_parts != 0 && !inside(cell, begin, end))
-        return PS_WHY_PARTIAL;
-    if (!ps_accesses_ended(old ? &cell->makers : &cell->writers, &s->order, other))
-        return PS_WHY_WRITE_RACE;
-    bool ok = ps_accesses_add(&s->buffers[buffer].accesses, &s->order);
-    if (!old)
-        ok = ok && ps_accesses_add(&cell->readers, &s->order);
-    else if (!in_place) /* columns that the same instruction writes are written by no other */
-        ok = ok && ps_accesses_add(&cell->others, &s->order);
-    return ok ? PS_WHY_OK : PS_WHY_CROWDED;
-}
-
-static ps_check_why add_part(ps_cell *cell, uint64_t begin, uint64_t end, uint64_t cols) {
-    if (!outside(cell, begin, end))
-        return PS_WHY_TWICE;
-    uint32_t n = cell->n_parts;
-    for (uint32_t i = 0; i < n;) { /* merge with neighbours */
-        ps_part p = cell->parts[i];
-        if (p.end == begin || end == p.begin) {
-            begin = p.begin < begin ? p.begin : begin;
-            end = p.end > end ? p.end : end;
-            cell->parts[i] = cell->parts[--n];
-        } else {
-            i++;
-        }
+        at = g->cols.end;
     }
-    if (n == PS_CHECK_PARTS)
-        return PS_WHY_CROWDED;
-    cell->parts[n++] = (ps_part){begin, end};
-    cell->n_parts = n == 1 && begin == 0 && end == cols ? 0 : n;
-    return PS_WHY_OK;
+    return at == b->col0 + b->cols;
 }
 
-ps_check_why ps_check_write(ps_check_state *s, uint16_t buffer, uint32_t tile, uint32_t id, uint64_t begin,
-                            uint64_t end, uint64_t *other) {
-    ps_buffer_state *b = &s->buffers[buffer];
+static ps_check_why compare(const ps_segment *g, uint32_t tile, uint32_t id, uint32_t sum, uint64_t *other) {
+    *other = g->id;
+    if (g->tile != tile)
+        return PS_WHY_EMPTY;
+    if (g->id != id)
+        return PS_WHY_STALE;
+    return g->sum == sum ? PS_WHY_OK : PS_WHY_SUM;
+}
+
+ps_check_why ps_check_read(ps_check_state *s, uint16_t buffer, uint32_t tile, uint32_t id, uint32_t sum,
+                           ps_part cols, uint64_t *other) {
     ps_cell *cell = cell_of(s, buffer, tile);
-    uint64_t cols = s->program->buffers[buffer].cols;
+    uint32_t at = cols.begin;
+    bool any = false;
+    for (uint32_t i = 0; cell_alive(s, buffer, cell) && i < cell->n; i++) {
+        ps_segment *g = &cell->segments[i];
+        if (g->cols.end <= cols.begin || cols.end <= g->cols.begin)
+            continue;
+        ps_check_why why = compare(g, tile, id, sum, other);
+        if (why != PS_WHY_OK)
+            return why;
+        any = true;
+        if (g->cols.begin > at)
+            return PS_WHY_PARTIAL;
+        at = g->cols.end;
+        if (!ps_accesses_ended(&g->writers, &s->order, other))
+            return PS_WHY_WRITE_RACE;
+        if (!ps_accesses_add(&g->readers, &s->order))
+            return PS_WHY_CROWDED;
+    }
+    if (!any)
+        return PS_WHY_EMPTY;
+    if (at < cols.end)
+        return PS_WHY_PARTIAL;
+    return ps_accesses_add(&s->buffers[buffer].accesses, &s->order) ? PS_WHY_OK : PS_WHY_CROWDED;
+}
+
+/* Everything that shares bytes with the buffer holds nothing from now on, and nobody may be at it. */
+static ps_check_why overwrite_others(ps_check_state *s, uint16_t buffer, uint64_t *other) {
+    const ps_buffer_state *b = &s->buffers[buffer];
     for (uint32_t i = 0; i < b->n_overlaps; i++) {
         ps_buffer_state *o = &s->buffers[s->overlaps[b->overlap0 + i]];
         if (!ps_accesses_ended(&o->accesses, &s->order, other))
@@ -166,37 +162,141 @@ ps_check_why ps_check_write(ps_check_state *s, uint16_t buffer, uint32_t tile, u
         o->epoch++;
         o->overwritten_by = buffer;
     }
-    bool live = alive(s, buffer, cell, tile);
-    bool more = live && cell->id == id && cell->n_parts != 0;
-    if (live && cell->id == id && !more)
-        return PS_WHY_TWICE;
-    if (!more) {
-        /* A new content, whole or its first part: everybody who touched the old one must have ended. Where
-         * another buffer overwrote it, that write came after them, and has been looked at above. */
-        bool overwritten = cell->epoch != b->epoch;
-        if (!overwritten && !ps_accesses_ended(&cell->writers, &s->order, other))
-            return PS_WHY_WRITE_RACE;
-        if (!overwritten && !(ps_accesses_ended(&cell->readers, &s->order, other) &&
-                              ps_accesses_ended(&cell->others, &s->order, other)))
-            return PS_WHY_READ_RACE;
-        cell->makers = cell->writers;
-        cell->before = live && cell->n_parts == 0 ? cell->id : 0;
-        cell->id = id;
-        cell->tile = tile;
-        cell->epoch = b->epoch;
-        cell->n_parts = 0;
-        cell->writers.n = cell->readers.n = cell->others.n = 0;
-        if (begin == 0 && end == cols)
-            cell->before = 0;
-        else
-            cell->parts[cell->n_parts++] = (ps_part){begin, end};
-    } else {
-        if (!ps_accesses_ended(&cell->others, &s->order, other))
-            return PS_WHY_READ_RACE;
-        ps_check_why why = add_part(cell, begin, end, cols);
-        if (why != PS_WHY_OK)
-            return why;
+    return PS_WHY_OK;
+}
+
+/* Neighbours with the same content become one segment; false when too many accesses are open. */
+static bool merge(ps_check_state *s, ps_segment *list, uint32_t *n) {
+    uint32_t kept = 0;
+    for (uint32_t i = 1; i < *n; i++) {
+        ps_segment *last = &list[kept], *g = &list[i];
+        if (last->cols.end == g->cols.begin && is(g, last->tile, last->id, last->sum)) {
+            last->cols.end = g->cols.end;
+            if (!ps_accesses_join(&last->writers, &g->writers, &s->order) ||
+                !ps_accesses_join(&last->readers, &g->readers, &s->order))
+                return false;
+        } else if (++kept != i) {
+            list[kept] = *g;
+        }
     }
-    bool ok = ps_accesses_add(&cell->writers, &s->order) && ps_accesses_add(&b->accesses, &s->order);
-    return ok ? PS_WHY_OK : PS_WHY_CROWDED;
+    *n = *n != 0 ? kept + 1 : 0;
+    return true;
+}
+
+static ps_check_why store(ps_check_state *s, ps_cell *cell, ps_segment *list, uint32_t n) {
+    if (n > PS_CHECK_PARTS && (!merge(s, list, &n) || n > PS_CHECK_PARTS))
+        return PS_WHY_CROWDED;
+    if (n > cell->cap) {
+        uint32_t cap = cell->cap != 0 ? 2 * cell->cap : 1;
+        while (cap < n)
+            cap *= 2;
+        cell->segments = ps_arena_array(s->arena, cap, sizeof *cell->segments);
+        if (cell->segments == NULL) {
+            cell->n = cell->cap = 0;
+            return PS_WHY_NOMEM;
+        }
+        cell->cap = cap;
+    }
+    memcpy(cell->segments, list, n * sizeof *list);
+    cell->n = n;
+    return PS_WHY_OK;
+}
+
+/* May columns be written, as far as who touches segment g goes? */
+static ps_check_why may_replace(const ps_check_state *s, const ps_segment *g, const ps_segment *fresh,
+                                uint64_t *other) {
+    if (is(g, fresh->tile, fresh->id, fresh->sum))
+        return PS_WHY_TWICE;
+    if (!ps_accesses_ended(&g->writers, &s->order, other))
+        return PS_WHY_WRITE_RACE;
+    return ps_accesses_ended(&g->readers, &s->order, other) ? PS_WHY_OK : PS_WHY_READ_RACE;
+}
+
+ps_check_why ps_check_write(ps_check_state *s, uint16_t buffer, uint32_t tile, uint32_t id, uint32_t sum,
+                            ps_part cols, uint64_t *other) {
+    ps_cell *cell = cell_of(s, buffer, tile);
+    ps_check_why why = overwrite_others(s, buffer, other);
+    ps_segment fresh = {.cols = cols, .id = id, .sum = sum, .tile = tile};
+    uint32_t n = 0;
+    bool put = false;
+    if (why != PS_WHY_OK)
+        return why;
+    /* Where another buffer overwrote this one, that write came after everybody who touched the old content, and
+     * has been looked at above. */
+    if (!cell_alive(s, buffer, cell))
+        cell->n = 0;
+    cell->epoch = s->buffers[buffer].epoch;
+    ps_accesses_add(&fresh.writers, &s->order);
+    for (uint32_t i = 0; i < cell->n; i++) {
+        ps_segment *g = &cell->segments[i];
+        if (g->cols.end <= cols.begin || cols.end <= g->cols.begin) {
+            if (!put && g->cols.begin >= cols.end) {
+                s->spare[n++] = fresh;
+                put = true;
+            }
+            s->spare[n++] = *g;
+            continue;
+        }
+        if ((why = may_replace(s, g, &fresh, other)) != PS_WHY_OK)
+            return why;
+        if (g->cols.begin < cols.begin) {
+            s->spare[n] = *g;
+            s->spare[n++].cols.end = cols.begin;
+        }
+        if (g->cols.end > cols.end) {
+            if (!put)
+                s->spare[n++] = fresh;
+            put = true;
+            s->spare[n] = *g;
+            s->spare[n++].cols.begin = cols.end;
+        }
+    }
+    if (!put)
+        s->spare[n++] = fresh;
+    why = store(s, cell, s->spare, n);
+    if (why != PS_WHY_OK)
+        return why;
+    return ps_accesses_add(&s->buffers[buffer].accesses, &s->order) ? PS_WHY_OK : PS_WHY_CROWDED;
+}
+
+/* ---- slots ---- */
+
+bool ps_slot_alive(const ps_check_state *s, uint16_t buffer) {
+    const ps_buffer_state *b = &s->buffers[buffer];
+    return b->slot->kind != PS_SLOT_EMPTY && b->slot->epoch == b->epoch;
+}
+
+static bool touched(ps_check_state *s, uint16_t buffer, ps_accesses *list) {
+    return ps_accesses_add(list, &s->order) && ps_accesses_add(&s->buffers[buffer].accesses, &s->order);
+}
+
+ps_check_why ps_slot_fill(ps_check_state *s, uint16_t buffer, uint64_t *other) {
+    ps_buffer_state *b = &s->buffers[buffer];
+    ps_check_why why = overwrite_others(s, buffer, other);
+    if (why != PS_WHY_OK)
+        return why;
+    if (b->slot->epoch == b->epoch) {
+        if (!ps_accesses_ended(&b->slot->writers, &s->order, other))
+            return PS_WHY_WRITE_RACE;
+        if (!ps_accesses_ended(&b->slot->readers, &s->order, other))
+            return PS_WHY_READ_RACE;
+    }
+    *b->slot = (ps_slot){.epoch = b->epoch, .filled = b->slot->filled + 1, .tail = b->slot->tail};
+    return touched(s, buffer, &b->slot->writers) ? PS_WHY_OK : PS_WHY_CROWDED;
+}
+
+ps_check_why ps_slot_read(ps_check_state *s, uint16_t buffer, uint64_t *other) {
+    ps_slot *slot = s->buffers[buffer].slot;
+    if (!ps_accesses_ended(&slot->writers, &s->order, other))
+        return PS_WHY_WRITE_RACE;
+    return touched(s, buffer, &slot->readers) ? PS_WHY_OK : PS_WHY_CROWDED;
+}
+
+ps_check_why ps_slot_store(ps_check_state *s, uint16_t buffer, bool ring, uint64_t *other) {
+    ps_slot *slot = s->buffers[buffer].slot;
+    if (!ps_accesses_ended(&slot->writers, &s->order, other))
+        return PS_WHY_WRITE_RACE;
+    if (ring && !ps_accesses_ended(&slot->readers, &s->order, other))
+        return PS_WHY_READ_RACE;
+    return touched(s, buffer, &slot->writers) ? PS_WHY_OK : PS_WHY_CROWDED;
 }

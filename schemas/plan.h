@@ -32,6 +32,7 @@ enum {
     PS_VRAM_OWN = 16 << 20,       /* VRAM that the executor takes beside the arenas: step data, tables of experts */
     PS_RESIDENT_ALIGN = 256,      /* of every resident piece */
     PS_SLOT_ROW_ALIGN = 16, /* of rows of a weight that is copied, in columns' bytes: see ps_weight_range */
+    PS_COLUMN_STEP = 256,   /* of columns at which a range of a weight begins or, before the end of a row, ends */
     PS_MAX_WAITS = 6,
     PS_NO_BUFFER = 0xffff,
 };

@@ -4,9 +4,6 @@
 #include "core/checked.h"
 #include "schemas/plan.h"
 
-/* Columns at which a range may begin or, before the end of a row, end: blocks of every type. */
-enum { COLUMN_STEP = 256 };
-
 bool ps_weight_range_bytes(const ps_model *model, const ps_weight_range *range, uint64_t *out_bytes,
                            uint64_t *out_row_bytes) {
     if ((unsigned)range->role >= PS_ROLE_COUNT ||
@@ -21,8 +18,8 @@ bool ps_weight_range_bytes(const ps_model *model, const ps_weight_range *range, 
         !ps_range_ok(range->col0, cols, w->cols) || !ps_dtype_bytes(w->type, cols, &row))
         return false;
     if (cols != w->cols) {
-        if (several || range->col0 % COLUMN_STEP != 0 ||
-            (cols % COLUMN_STEP != 0 && range->col0 + cols != w->cols) ||
+        if (several || range->col0 % PS_COLUMN_STEP != 0 ||
+            (cols % PS_COLUMN_STEP != 0 && range->col0 + cols != w->cols) ||
             !ps_dtype_bytes(w->type, range->col0, &begin) || begin % PS_SLOT_ROW_ALIGN != 0 ||
             row % PS_SLOT_ROW_ALIGN != 0)
             return false;

@@ -35,15 +35,27 @@ ps_status ps_plan_validate_head(const ps_plan *plan, ps_error *err) {
     return ps_kernel_specs_validate(plan->kernels, plan->n_kernels, err);
 }
 
+static ps_status check_slot(const ps_plan_buffer *b, ps_error *err) {
+    if (b->value != PS_VALUE_NONE || b->fmt != PS_FMT_NONE || b->space != PS_SPACE_VRAM || b->col0 != 0)
+        return ps_error_set(err, PS_E_DATA, "rows", "a slot is in vram, without value, format and first column");
+    if (b->cols == 0 || b->cols % PS_RESIDENT_ALIGN != 0)
+        return ps_error_set(err, PS_E_DATA, "cols", "bytes of a slot are a multiple of %d", PS_RESIDENT_ALIGN);
+    return PS_OK;
+}
+
 static ps_status check_buffer(const ps_plan_buffer *b, ps_error *err) {
     ps_status status = ps_fields_validate(&ps_plan_buffer_fields, b, err);
     if (status != PS_OK)
         return status;
+    if (b->rows == PS_ROWS_SLOT)
+        return check_slot(b, err);
     if (b->value == PS_VALUE_NONE || b->fmt == PS_FMT_NONE)
         return ps_error_set(err, PS_E_DATA, "value", "a buffer needs a value and a format");
     if (b->cols == 0)
         return ps_error_set(err, PS_E_DATA, "cols", "must not be zero");
-    if (b->fmt == PS_FMT_Q8 && b->cols % PS_Q8_GROUP != 0)
+    if (b->col0 > UINT32_MAX - b->cols)
+        return ps_error_set(err, PS_E_DATA, "col0", "columns end behind 2^32");
+    if (b->fmt == PS_FMT_Q8 && (b->cols % PS_Q8_GROUP != 0 || b->col0 % PS_Q8_GROUP != 0))
         return ps_error_set(err, PS_E_DATA, "cols", "must be a multiple of %d in q8", PS_Q8_GROUP);
     return PS_OK;
 }
@@ -60,14 +72,82 @@ static ps_status check_waits(const ps_instr *in, ps_error *err) {
     return PS_OK;
 }
 
-static ps_status check_buffer_index(uint16_t b, bool allowed, uint32_t n_buffers, const char *what,
+/* An operand's buffer: one of the program, and a slot where it must be one. */
+static ps_status check_buffer_index(uint32_t b, bool allowed, bool slot, const ps_program *program, const char *what,
                                     ps_error *err) {
     if (b == PS_NO_BUFFER)
         return PS_OK;
     if (!allowed)
         return ps_error_set(err, PS_E_DATA, what, "the operation has no such operand");
-    if (b >= n_buffers)
-        return ps_error_set(err, PS_E_DATA, what, "buffer %u of %u", b, n_buffers);
+    if (b >= program->n_buffers)
+        return ps_error_set(err, PS_E_DATA, what, "buffer %u of %u", b, program->n_buffers);
+    if ((program->buffers[b].rows == PS_ROWS_SLOT) != slot)
+        return ps_error_set(err, PS_E_DATA, what, "buffer %u is %s slot", b, slot ? "no" : "a");
+    return PS_OK;
+}
+
+/* What a COPY moves: a value, a weight or KV. */
+typedef enum moved { MOVES_NOTHING, MOVES_VALUE, MOVES_WEIGHT, MOVES_KV } moved;
+
+static moved moved_by(const ps_instr *in) {
+    if (in->op != PS_OP_COPY)
+        return MOVES_NOTHING;
+    return in->w[0] != PS_ROLE_NONE ? MOVES_WEIGHT : in->kv != PS_KV_HOME ? MOVES_KV : MOVES_VALUE;
+}
+
+static ps_status check_operands(const ps_program *program, const ps_instr *in, moved moves, ps_error *err) {
+    const ps_op_info *op = ps_op_get(in->op);
+    ps_status status = PS_OK;
+    bool has_src = moves == MOVES_NOTHING || moves == MOVES_VALUE;
+    for (uint32_t i = 0; status == PS_OK && i < PS_OP_MAX_SRC; i++)
+        status = check_buffer_index(in->src[i], has_src && i < op->n_src, false, program, "src", err);
+    if (status == PS_OK && moves == MOVES_VALUE && in->src[0] == PS_NO_BUFFER)
+        status = ps_error_set(err, PS_E_DATA, "src", "copy needs a source, a weight or a slot of KV");
+    bool has_dst = op->n_dst != 0 && moves != MOVES_KV;
+    if (status == PS_OK)
+        status = check_buffer_index(in->dst, has_dst, moves == MOVES_WEIGHT, program, "dst", err);
+    if (status == PS_OK && has_dst && in->dst == PS_NO_BUFFER)
+        status = ps_error_set(err, PS_E_DATA, "dst", "%s needs a destination", op->name);
+    return status;
+}
+
+static ps_status check_weights(const ps_program *program, const ps_instr *in, ps_error *err) {
+    const ps_op_info *op = ps_op_get(in->op);
+    for (uint32_t i = 0; i < PS_OP_MAX_WEIGHTS; i++) {
+        if (i >= op->n_weights && in->w[i] != PS_ROLE_NONE)
+            return ps_error_set(err, PS_E_DATA, "w", "%s takes at most %u weights", op->name, op->n_weights);
+        if (in->at[i] != PS_AT_HOST && (in->w[i] == PS_ROLE_NONE || in->op == PS_OP_COPY))
+            return ps_error_set(err, PS_E_DATA, "at", "only for weights that a kernel uses");
+        if (in->at[i] < PS_AT_SLOT)
+            continue;
+        ps_status status =
+            check_buffer_index((uint32_t)in->at[i] - PS_AT_SLOT, true, true, program, "at", err);
+        if (status != PS_OK)
+            return status;
+    }
+    if (in->kv == PS_KV_HOME)
+        return PS_OK;
+    if (in->op != PS_OP_KV_STORE && in->op != PS_OP_ATTENTION && moved_by(in) != MOVES_KV)
+        return ps_error_set(err, PS_E_DATA, "kv", "only kv_store, attention and copies of KV have one");
+    return check_buffer_index((uint32_t)in->kv - PS_KV_SLOT, true, true, program, "kv", err);
+}
+
+static ps_status check_ranges(const ps_instr *in, moved moves, ps_error *err) {
+    uint64_t end;
+    if ((in->n_rows == 0 && in->row0 != 0) || !ps_add_u64(in->row0, in->n_rows, &end) ||
+        (moves == MOVES_KV && in->n_rows != 0))
+        return ps_error_set(err, PS_E_DATA, "rows", "not a range");
+    if ((in->n_cols == 0 && in->col0 != 0) || !ps_add_u64(in->col0, in->n_cols, &end))
+        return ps_error_set(err, PS_E_DATA, "cols", "not a range");
+    if (in->n_cols != 0 && in->op != PS_OP_MATMUL && moves != MOVES_WEIGHT)
+        return ps_error_set(err, PS_E_DATA, "cols", "only matmul and copies of weights have columns");
+    if ((unsigned)in->part >= PS_MOE_PART_COUNT || (in->part != PS_MOE_PART_ALL && in->op != PS_OP_MOE_DISPATCH))
+        return ps_error_set(err, PS_E_DATA, "part", "only moe_dispatch has parts");
+    if ((unsigned)in->when >= PS_WHEN_COUNT ||
+        (in->when != PS_WHEN_EVERY && moves != MOVES_WEIGHT && moves != MOVES_KV))
+        return ps_error_set(err, PS_E_DATA, "when", "only copies of weights and KV leave out tiles");
+    if (in->ahead && (moves != MOVES_WEIGHT || !ps_role_get(in->w[0])->per_layer))
+        return ps_error_set(err, PS_E_DATA, "ahead", "only copies of a layer's weights go ahead");
     return PS_OK;
 }
 
@@ -76,23 +156,16 @@ static ps_status check_instr(const ps_plan *plan, const ps_program *program, con
     ps_status status = ps_fields_validate(&ps_plan_instr_fields, in, err);
     if (status != PS_OK)
         return status;
-    const ps_op_info *op = ps_op_get(in->op);
+    moved moves = moved_by(in);
     if ((in->op == PS_OP_COPY) != (in->kernel == 0))
         return ps_error_set(err, PS_E_DATA, "kernel", "every operation but copy has a kernel");
     if (in->kernel != 0 && ps_kernel_specs_find(plan->kernels, plan->n_kernels, in->kernel) == NULL)
         return ps_error_set(err, PS_E_DATA, "kernel", "%u is not in the plan's list", in->kernel);
-    for (uint32_t i = 0; i < PS_OP_MAX_WEIGHTS; i++)
-        if (i >= op->n_weights && in->w[i] != PS_ROLE_NONE)
-            return ps_error_set(err, PS_E_DATA, "w", "%s takes at most %u weights", op->name, op->n_weights);
-    for (uint32_t i = 0; status == PS_OK && i < PS_OP_MAX_SRC; i++)
-        status = check_buffer_index(in->src[i], i < op->n_src, program->n_buffers, "src", err);
+    status = check_weights(program, in, err);
     if (status == PS_OK)
-        status = check_buffer_index(in->dst, op->n_dst != 0, program->n_buffers, "dst", err);
-    if (status == PS_OK && op->n_dst != 0 && in->dst == PS_NO_BUFFER)
-        status = ps_error_set(err, PS_E_DATA, "dst", "%s needs a destination", op->name);
-    uint64_t end;
-    if (status == PS_OK && ((in->n_rows == 0 && in->row0 != 0) || !ps_add_u64(in->row0, in->n_rows, &end)))
-        status = ps_error_set(err, PS_E_DATA, "rows", "not a range");
+        status = check_operands(program, in, moves, err);
+    if (status == PS_OK)
+        status = check_ranges(in, moves, err);
     return status == PS_OK ? check_waits(in, err) : status;
 }
 
@@ -109,6 +182,38 @@ static ps_status check_block(const ps_plan *plan, const ps_program *program, con
     if (b->n_layers == 0 || !ps_range_ok(b->layer0, b->n_layers, plan->n_layers))
         return ps_error_set(err, PS_E_DATA, "layers", "%u from %u on, the model has %u", b->n_layers,
                             b->layer0, plan->n_layers);
+    for (uint32_t i = 0; !b->over_tiles && i < b->n_instrs; i++)
+        if (program->instrs[instr0 + i].when != PS_WHEN_EVERY)
+            return ps_error_set(err, PS_E_DATA, "when", "instruction %u is in a block without tiles", instr0 + i);
+    return PS_OK;
+}
+
+static ps_status check_range(const ps_plan *plan, const ps_weight_range *r, ps_error *err) {
+    uint64_t end;
+    if ((unsigned)r->role >= PS_ROLE_COUNT)
+        return ps_error_set(err, PS_E_DATA, "role", "a range is of a weight");
+    if (r->layer >= (ps_role_get(r->role)->per_layer ? plan->n_layers : 1))
+        return ps_error_set(err, PS_E_DATA, "layer", "%s of layer %u", ps_role_get(r->role)->name, r->layer);
+    if (r->n_rows == 0 || !ps_add_u64(r->row0, r->n_rows, &end))
+        return ps_error_set(err, PS_E_DATA, "rows", "not a range");
+    if ((r->n_cols == 0 && r->col0 != 0) || !ps_add_u64(r->col0, r->n_cols, &end))
+        return ps_error_set(err, PS_E_DATA, "cols", "not a range");
+    return PS_OK;
+}
+
+static ps_status check_entries(const ps_plan *plan, const ps_program *program, ps_error *err) {
+    for (uint32_t i = 0; i < program->n_entries; i++) {
+        const ps_slot_entry *e = &program->entries[i];
+        ps_status status = PS_OK;
+        if (i != 0 && e->slot <= program->entries[i - 1].slot)
+            status = ps_error_set(err, PS_E_DATA, "slot", "slots must ascend");
+        else if (e->slot >= program->n_buffers || program->buffers[e->slot].rows != PS_ROWS_SLOT)
+            status = ps_error_set(err, PS_E_DATA, "slot", "buffer %u is no slot", e->slot);
+        if (status == PS_OK)
+            status = check_range(plan, &e->range, err);
+        if (status != PS_OK)
+            return prefixed(status, err, "entry", i);
+    }
     return PS_OK;
 }
 
@@ -135,7 +240,7 @@ ps_status ps_plan_validate_program(const ps_plan *plan, const ps_program *progra
     if (ps_program_length(program, PS_PLAN_MAX_TOKENS / PS_TILE_TOKENS) > PS_PLAN_MAX_STREAM)
         return ps_error_set(err, PS_E_DATA, "blocks", "more than %d instructions in a step",
                             PS_PLAN_MAX_STREAM);
-    return PS_OK;
+    return check_entries(plan, program, err);
 }
 
 static ps_status check_times(const double *times, uint32_t n, const char *what, ps_error *err) {
@@ -171,12 +276,18 @@ static ps_status check_tier(const ps_plan *plan, const ps_tier *tier, ps_error *
         return ps_error_set(err, PS_E_DATA, "max_outputs", "must be from 1 to max_tokens, is %u",
                             tier->max_outputs);
     const ps_program *program = &plan->programs[tier->program];
-    for (uint32_t i = 0; i < program->n_buffers; i++)
-        if (tier->buffer_offset[i] % PS_ARENA_ALIGN != 0)
-            return ps_error_set(err, PS_E_DATA, "buffer_offset", "offset of buffer %u is no multiple of %d",
-                                i, PS_ARENA_ALIGN);
+    for (uint32_t i = 0; i < program->n_buffers; i++) {
+        uint32_t align = program->buffers[i].rows == PS_ROWS_SLOT ? PS_RESIDENT_ALIGN : PS_ARENA_ALIGN;
+        if (tier->buffer_offset[i] % align != 0)
+            return ps_error_set(err, PS_E_DATA, "buffer_offset", "offset of buffer %u is no multiple of %u",
+                                i, align);
+    }
     if (tier->scratch_offset % PS_ARENA_ALIGN != 0)
         return ps_error_set(err, PS_E_DATA, "scratch_offset", "no multiple of %d", PS_ARENA_ALIGN);
+    if (tier->vram_scratch_offset % PS_RESIDENT_ALIGN != 0)
+        return ps_error_set(err, PS_E_DATA, "vram_scratch_offset", "no multiple of %d", PS_RESIDENT_ALIGN);
+    if (tier->max_direct > PS_MAX_EXPERTS)
+        return ps_error_set(err, PS_E_DATA, "max_direct", "%u, at most %d", tier->max_direct, PS_MAX_EXPERTS);
     const double times[] = {tier->step_empty_s, tier->step_full_s, tier->raw_bound_s,
                             tier->reachable_bound_s};
     status = check_times(times, 4, "step times", err);
@@ -187,12 +298,28 @@ static ps_status check_tier(const ps_plan *plan, const ps_tier *tier, ps_error *
     return status == PS_OK ? check_predictions(tier, program, err) : status;
 }
 
+static ps_status check_residents(const ps_plan *plan, const ps_level *level, ps_error *err) {
+    for (uint32_t i = 0; i < level->n_resident; i++) {
+        const ps_resident *r = &level->resident[i];
+        ps_status status = check_range(plan, &r->range, err);
+        if (status == PS_OK && r->offset % PS_RESIDENT_ALIGN != 0)
+            status = ps_error_set(err, PS_E_DATA, "offset", "no multiple of %d", PS_RESIDENT_ALIGN);
+        if (status == PS_OK && i != 0 && r->offset <= level->resident[i - 1].offset)
+            status = ps_error_set(err, PS_E_DATA, "offset", "offsets must ascend");
+        if (status != PS_OK)
+            return prefixed(status, err, "resident piece", i);
+    }
+    return PS_OK;
+}
+
 ps_status ps_plan_validate_level(const ps_plan *plan, const ps_level *level, ps_error *err) {
     ps_status status = ps_fields_validate(&ps_plan_level_fields, level, err);
     if (status != PS_OK)
         return status;
     if (level->bucket_tokens == 0 || level->n_seqs == 0 || level->n_threads == 0 || level->n_tiers == 0)
         return ps_error_set(err, PS_E_DATA, "level", "bucket, sequences, threads and tiers must not be zero");
+    if (level->vram_work_bytes % PS_VRAM_ALIGN != 0 || level->vram_weight_bytes % PS_VRAM_ALIGN != 0)
+        return ps_error_set(err, PS_E_DATA, "vram", "both arenas are multiples of %d bytes", PS_VRAM_ALIGN);
     for (uint32_t i = 0; i < plan->n_shards; i++)
         if ((unsigned)level->placement[i] >= PS_PLACE_COUNT)
             return ps_error_set(err, PS_E_DATA, "placement", "unknown placement of shard %u", i);
@@ -203,6 +330,8 @@ ps_status ps_plan_validate_level(const ps_plan *plan, const ps_level *level, ps_
         if (status != PS_OK)
             return prefixed(status, err, "kv of layer", i);
     }
+    if ((status = check_residents(plan, level, err)) != PS_OK)
+        return status;
     for (uint32_t i = 0; i < level->n_tiers; i++) {
         status = check_tier(plan, &level->tiers[i], err);
         if (status == PS_OK && i != 0 && level->tiers[i].max_tokens <= level->tiers[i - 1].max_tokens)

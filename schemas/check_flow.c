@@ -268,6 +268,8 @@ static ps_status read_source(ps_walk *c, const ps_here *h, uint32_t s, uint32_t 
     for (uint32_t tile = first; tile < first + n; tile++) {
         uint64_t other = 0;
         ps_check_why why = ps_check_read(&c->state, buffer, tile, id, sum, cols, &other);
+        if (why == PS_WHY_STALE && id == 0)
+            why = PS_WHY_PARTIAL; /* nothing in the first column, something in others */
         if (why != PS_WHY_OK)
             return explain(c, h, why, buffer, id, other);
     }

@@ -327,7 +327,7 @@ ps_status ps_walk_copy_kv(ps_walk *c, const ps_here *h) {
     ps_kv_state *kv = &c->kv[h->layer];
     uint16_t b = (uint16_t)(h->in->kv - PS_KV_SLOT);
     ps_slot *slot = slot_of(c, b);
-    uint64_t bytes, other = 0;
+    uint64_t bytes = UINT64_MAX, other = 0;
     if (h->shard == UINT32_MAX || h->in->shard != PS_SHARD_ATTN)
         return ps_walk_fail(c, h, "KV is of shard attn");
     if (home->space != PS_SPACE_HOST)

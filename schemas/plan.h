@@ -277,11 +277,11 @@ ps_status ps_plan_to_binary(const ps_plan *plan, uint8_t **out, uint64_t *out_si
 /* Frees plan->arena. NULL is allowed. */
 void ps_plan_free(ps_plan *plan);
 
-/* Prove one level safe for `model`: every shard's operations executed once, in data-flow order, as the
- * model's own operation lists say; no read of a buffer before it is written or after it is overwritten; no
- * two live buffers overlap; arenas, KV and scratch inside their sizes; every row range inside its
- * tensor; waits point backwards and order every hazard between queues; kernels fit operands' types and
- * formats. Errors: PS_E_DATA naming level, tier, block and instruction. Pure; any thread. */
+/* Prove one level safe for `model`, as docs/instruction-set.md says ("What the checker proves"): every operation of the
+ * model executed once, in data-flow order, with its weights where it looks for them; no read of a buffer or slot before
+ * it is filled or after it is overwritten; waits and queues order every hazard; all inside arenas and budget; kernels fit.
+ * Time and memory are linear in the expanded streams. Errors: PS_E_DATA naming level, tier, block and instruction.
+ * Pure; any thread. */
 ps_status ps_plan_check(const ps_plan *plan, const ps_level *level, const ps_model *model, ps_error *err);
 /* That plan and model belong together (hashes, layers, shards): PS_E_MISMATCH otherwise. */
 ps_status ps_plan_match_model(const ps_plan *plan, const ps_model *model, ps_error *err);

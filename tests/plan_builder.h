@@ -161,6 +161,8 @@ static inline ps_instr *pb_op(pb *b, const ps_shard *s, uint32_t o, ps_queue que
     ps_instr *in = pb_instr(b, op->op, queue, s->kind);
     for (uint32_t i = 0; i < PS_OP_MAX_WEIGHTS; i++)
         in->w[i] = op->w[i];
+    for (uint32_t i = 0; i < PS_OP_MAX_WEIGHTS; i++)
+        in->at[i] = queue == PS_QUEUE_GPU && op->w[i] != PS_ROLE_NONE ? PS_AT_VRAM : PS_AT_HOST;
     ps_fmt in_fmt = PS_FMT_NONE, out_fmt = PS_FMT_NONE;
     for (uint32_t i = 0; i < PS_OP_MAX_SRC; i++) {
         if (op->src[i] == PS_VALUE_NONE)
@@ -323,6 +325,32 @@ static inline void pb_tier(pb *b, ps_level *level, ps_tier *t, uint64_t arena0[2
     t->reachable_bound_s = 0.7e-3 * t->max_tokens;
 }
 
+static inline uint64_t pb_align(uint64_t n, uint64_t align) {
+    return (n + align - 1) / align * align;
+}
+
+/* All weights of the feed-forward shards, whole. */
+static inline void pb_residents(pb *b, ps_level *level) {
+    const ps_model *m = b->model;
+    uint64_t at = 0;
+    level->resident = pb_array(b, (uint64_t)m->n_layers * 12, sizeof *level->resident);
+    for (uint32_t i = 0; i < m->n_shards; i++) {
+        const ps_shard *s = &m->shards[i];
+        if (s->kind != PS_SHARD_FFN && s->kind != PS_SHARD_MOE)
+            continue;
+        for (uint32_t o = 0; o < s->n_ops; o++)
+            for (uint32_t k = 0; k < PS_OP_MAX_WEIGHTS; k++) {
+                if (s->ops[o].w[k] == PS_ROLE_NONE)
+                    continue;
+                const ps_weight *w = ps_model_weight(m, s->layer, s->ops[o].w[k]);
+                ps_weight_range range = {s->ops[o].w[k], s->layer, 0, w->experts > 1 ? w->experts : w->rows, 0, 0};
+                level->resident[level->n_resident++] = (ps_resident){range, at};
+                at = pb_align(at + w->bytes, PS_RESIDENT_ALIGN);
+            }
+    }
+    level->vram_weight_bytes = pb_align(at, PS_VRAM_ALIGN);
+}
+
 static inline void pb_level(pb *b, ps_level *level, const pb_config *c) {
     const ps_model *m = b->model;
     snprintf(level->budget, sizeof level->budget, "%s", c->gpu ? "2GiB" : "host");
@@ -357,6 +385,9 @@ static inline void pb_level(pb *b, ps_level *level, const pb_config *c) {
         level->tiers[i].program = c->programs[i];
         pb_tier(b, level, &level->tiers[i], at);
     }
+    level->vram_work_bytes = pb_align(level->vram_work_bytes, PS_VRAM_ALIGN);
+    if (c->gpu)
+        pb_residents(b, level);
     level->peak_host_bytes = m->weight_bytes + level->host_arena_bytes;
 }
 

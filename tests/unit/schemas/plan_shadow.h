@@ -386,6 +386,31 @@ static inline void shadow_finish(shadow *s) {
         }
 }
 
+static inline uint64_t shadow_max(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
+/* Bytes of an arena up to the end of what the tier uses of it. */
+static inline uint64_t shadow_extent(const shadow *s, ps_space space) {
+    bool vram = space == PS_SPACE_VRAM;
+    uint64_t end = vram ? s->tier->vram_scratch_offset + s->tier->vram_scratch_bytes
+                        : s->tier->scratch_offset + s->tier->scratch_bytes;
+    for (uint32_t i = 0; i < s->program->n_buffers; i++) {
+        const ps_plan_buffer *b = &s->program->buffers[i];
+        uint64_t rows = b->rows == PS_ROWS_OUTPUTS ? s->tier->max_outputs : s->tier->max_tokens;
+        if (b->rows == PS_ROWS_TILE && rows > PS_TILE_TOKENS)
+            rows = PS_TILE_TOKENS;
+        uint64_t bytes = b->rows == PS_ROWS_SLOT ? b->cols : rows * ps_fmt_row_bytes(b->fmt, b->cols);
+        if (b->space == space)
+            end = shadow_max(end, s->tier->buffer_offset[i] + bytes);
+    }
+    for (uint32_t l = 0; l < s->model->n_layers; l++)
+        if (s->level->kv[l].space == space)
+            end = shadow_max(end, s->level->kv[l].offset + s->level->kv[l].bytes * s->level->n_seqs);
+    uint64_t arena = vram ? s->level->vram_work_bytes : s->level->host_arena_bytes;
+    return end < arena ? end : arena;
+}
+
 /* Judge a tier for steps of n_tokens under `n_schedules` schedules. Returns "" or what went wrong (static until the
  * next call in `buf`). */
 static inline const char *shadow_judge(const ps_plan *plan, const ps_level *level, const ps_tier *tier,
@@ -393,17 +418,17 @@ static inline const char *shadow_judge(const ps_plan *plan, const ps_level *leve
                                        uint64_t seed, char buf[200]) {
     shadow s = {.plan = plan, .level = level, .tier = tier, .model = model, .n_tokens = n_tokens};
     buf[0] = '\0';
-    if (level->host_arena_bytes > SHADOW_MAX_BYTES || level->vram_work_bytes > SHADOW_MAX_BYTES)
-        return buf; /* a mutant with an arena far larger than it needs: too slow to shadow */
     s.program = &plan->programs[tier->program];
+    if (shadow_extent(&s, PS_SPACE_HOST) > SHADOW_MAX_BYTES || shadow_extent(&s, PS_SPACE_VRAM) > SHADOW_MAX_BYTES)
+        return buf; /* a mutant that puts something far out in an arena far larger than it needs: too slow to shadow */
     s.n_tiles = (n_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS;
     s.n_items = (uint32_t)ps_program_length(s.program, s.n_tiles);
     s.items = calloc(s.n_items + 1, sizeof *s.items);
     for (uint32_t i = 0; i < model->n_shards; i++)
         s.op_total += model->shards[i].n_ops;
     s.executed = calloc((size_t)s.op_total * s.n_tiles, sizeof *s.executed);
-    s.n_words[0] = level->host_arena_bytes / 4;
-    s.n_words[1] = level->vram_work_bytes / 4;
+    for (int a = 0; a < 2; a++)
+        s.n_words[a] = shadow_extent(&s, (ps_space)a) / 4;
     for (int a = 0; a < 2; a++) {
         s.words[a] = calloc(s.n_words[a] + 1, sizeof(uint64_t));
         if (s.words[a] == NULL || s.items == NULL || s.executed == NULL)

@@ -109,7 +109,11 @@ RULE(no_such_shard, mb_llama_small, 0, "the model has no shard moe in layer 0",
      find(&b, PS_OP_MATMUL, 0)->shard = PS_SHARD_MOE;)
 RULE(layer_left_out, mb_llama_small, 0, "operations before it are missing",
      b.program->blocks[1].n_layers = 1;)
-RULE(wrong_width, mb_llama_small, 0, "columns, the operation makes",
+RULE(wrong_width, mb_llama_small, 0, "has 64 columns from 64 on, the operation makes 96", {
+    uint16_t gate = buffer(&b, PS_VALUE_GATE, PS_FMT_F32, PS_SPACE_HOST);
+    b.program->buffers[gate].col0 = b.program->buffers[gate].cols = 64;
+})
+RULE(too_narrow, mb_llama_small, 0, "has columns 0 to 63, 0 to 95 are written",
      b.program->buffers[buffer(&b, PS_VALUE_GATE, PS_FMT_F32, PS_SPACE_HOST)].cols = 64;)
 RULE(live_buffers_overlap, mb_llama_small, 0, "overwrote it", {
     b.tier->buffer_offset[buffer(&b, PS_VALUE_V, PS_FMT_F32, PS_SPACE_HOST)] =
@@ -145,7 +149,7 @@ RULE(kv_overlap, mb_llama_small, 0, "kv: layers 0 and 1 share bytes", b.level->k
 RULE(kv_elsewhere, mb_llama_small, 2, "the layer's KV cache is in vram", {
     b.level->kv[0].space = PS_SPACE_VRAM;
     b.level->kv[0].offset = b.level->vram_work_bytes;
-    b.level->vram_work_bytes += b.level->kv[0].bytes;
+    b.level->vram_work_bytes += PS_VRAM_ALIGN;
 })
 RULE(attention_before_store, mb_llama_small, 0, "does not hold the tile's tokens yet",
      swap(find(&b, PS_OP_KV_STORE, 0), find(&b, PS_OP_ATTENTION, 0));)
@@ -172,26 +176,21 @@ RULE(wrong_queue, mb_llama_small, 2, "cannot run on queue cpu", {
     copy->src[0] = copy->dst = 0;
     copy->dst = 1;
 })
-RULE(queue_reads_elsewhere, mb_llama_small, 2, "queue gpu reads from vram", {
-    ps_instr *glu = find(&b, PS_OP_GLU, 0);
-    glu->src[0] = buffer(&b, PS_VALUE_NORM, PS_FMT_F32, PS_SPACE_HOST);
-})
-RULE(queue_writes_elsewhere, mb_llama_small, 2, "queue gpu writes to vram",
-     find(&b, PS_OP_GLU, 0)->dst = buffer(&b, PS_VALUE_NORM, PS_FMT_F32, PS_SPACE_HOST);)
+RULE(queue_reads_elsewhere, mb_llama_small, 2, "queue d2h does not read from host",
+     find(&b, PS_OP_COPY, 1)->src[0] = buffer(&b, PS_VALUE_NORM, PS_FMT_F32, PS_SPACE_HOST);)
+RULE(queue_writes_elsewhere, mb_llama_small, 2, "queue h2d does not write to host",
+     find(&b, PS_OP_COPY, 0)->dst = buffer(&b, PS_VALUE_NORM, PS_FMT_F32, PS_SPACE_HOST);)
 RULE(placement, mb_llama_small, 2, "weights placed \"host\" are not for queue gpu", {
     for (uint32_t i = 0; i < b.c.plan->n_shards; i++)
         b.level->placement[i] = PS_PLACE_HOST;
 })
-RULE(placement_of_streams, mb_llama_small, 2, "weights placed \"stream\" are not for queue gpu", {
+RULE(placement_of_direct, mb_llama_small, 2, "weights placed \"direct\" are not for queue cpu", {
     for (uint32_t i = 0; i < b.c.plan->n_shards; i++)
-        if (b.level->placement[i] == PS_PLACE_VRAM)
-            b.level->placement[i] = PS_PLACE_STREAM;
+        b.level->placement[i] = PS_PLACE_DIRECT;
 })
-RULE(copy_of_weights, mb_llama_small, 2, "copies of weights are not in version 0",
-     find(&b, PS_OP_COPY, 0)->w[0] = PS_ROLE_FFN_UP;)
 RULE(copy_of_another_value, mb_llama_small, 2, "must hold the same value",
      find(&b, PS_OP_COPY, 0)->dst = buffer(&b, PS_VALUE_NORM, PS_FMT_F32, PS_SPACE_VRAM);)
-RULE(gpu_scratch, mb_llama_small, 2, "kernels with scratch run on the cpu queue only", {
+RULE(gpu_scratch, mb_llama_small, 2, "needs 64 bytes of VRAM scratch, the tier has 0", {
     for (uint32_t i = 0; i < b.c.plan->n_kernels; i++)
         if (b.c.plan->kernels[i].device == PS_DEV_CUDA)
             b.c.plan->kernels[i].scratch.base = 64;

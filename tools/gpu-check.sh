@@ -42,7 +42,7 @@ bin=$build/tests
 
 # Kernels in parallel: each program tests those whose name contains its argument.
 names=(matvec.f32 matvec.f16 matvec.bf16 matvec.q4_0 matvec.q4_1 matvec.q5_0 matvec.q5_1 matvec.q8_0 matvec.q4_k matvec.q5_k
-       matvec.q6_k rmsnorm rope kv_store attention glu add convert gather moe_route moe.f moe.bf moe.q4 moe.q5 moe.q6 moe.q8)
+       matvec.q6_k rmsnorm rope kv_store attention.split attention.flash copy glu add convert gather moe_route moe.f moe.bf moe.q4 moe.q5 moe.q6 moe.q8)
 # sweep LABEL COMMAND...: COMMAND is run once per name, its argument last.
 sweep() {
   local label=$1 dir=$log/$1 pids=() ok=0 bad=0 cases
@@ -90,6 +90,23 @@ while IFS= read -r line; do
   esac
 done <"$log/bench"
 
+# Prefill attention beside PyTorch's, where that is installed.
+if python3 tests/gpu/bench_torch_attention.py >"$log/torch" 2>"$log/torch.err"; then
+  while IFS= read -r line; do
+    shape=$(sed -E 's/.*"shape": "([^"]*)".*/\1/' <<<"$line") torch_ms=$(sed -E 's/.*"ms": ([0-9.]+).*/\1/' <<<"$line")
+    us=$(grep -F '"attention.flash"' "$log/bench" | grep -F "\"$shape\"" | sed -E 's/.*"us": ([0-9.]+).*/\1/')
+    frac=$(awk -v t="$torch_ms" -v u="${us:-0}" 'BEGIN { printf "%.2f", u > 0 ? t * 1000 / u : 0 }')
+    case $shape in
+      *", 4096 tokens"|*", 16384 tokens")
+        if awk -v f="$frac" 'BEGIN { exit !(f >= 0.7) }'; then met=met; else met=MISSED failed=$((failed + 1)); fi
+        row "attention.flash, $shape" "${us:-?} us, torch $torch_ms ms" ">= 0.70 of torch's speed: $frac $met" ;;
+      *) row "attention.flash, $shape" "${us:-?} us, torch $torch_ms ms" "$frac of torch's speed" ;;
+    esac
+  done <"$log/torch"
+else
+  row "attention.flash beside PyTorch" "not run" "$(tail -n 1 "$log/torch.err")"
+fi
+
 printf '%s\n' "${rows[@]}"
 if [ -n "$json" ]; then
   {
@@ -100,7 +117,7 @@ if [ -n "$json" ]; then
       printf '  "%s"%s\n' "$(sed -E 's/ +/ /g' <<<"${rows[$i]}")" "$([ "$i" -lt $((${#rows[@]} - 1)) ] && echo ,)"
     done
     printf '],\n"benchmark": [\n'
-    sed '$!s/$/,/' "$log/bench"
+    cat "$log/bench" "$log/torch" | sed '$!s/$/,/'
     printf ']\n}\n'
   } >"$json"
 fi

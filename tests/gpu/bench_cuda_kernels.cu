@@ -1,6 +1,7 @@
 /* Speed of the CUDA kernels with cold caches: every launch reads weights that no launch before it has read for
  * longer than the L2 holds. Medians of graph replays, per launch. A line per kernel and shape: microseconds, rate, and the
  * target where there is one; as JSON with --json. Exit 1: a target was missed. */
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stdio.h>
@@ -152,42 +153,110 @@ static void bench_matvec(double hbm) {
             }
 }
 
-static void bench_attention(double hbm) {
-    for (uint32_t kv = 1024; kv <= 65536; kv *= 4) {
-        ps_model model = {};
-        ps_layer l = {};
-        l.n_head = 32, l.n_head_kv = 8, l.head_dim_k = l.head_dim_v = 128, l.attn_scale = 0.088f;
-        ps_kargs a = {};
-        a.model = &model, a.layer = &l;
-        a.n_tokens = 1, a.n_rows = 8, a.n_spans = 1;
-        a.src[0] = {work, PS_FMT_F32, 4096, 16384};
-        a.dst = {work + (1 << 20), PS_FMT_F32, 4096, 16384};
-        a.scratch = work + (2 << 20);
-        const uint64_t bytes = (uint64_t)kv * 1024 * 2 * 2;
-        const int n = (int)std::min<uint64_t>(32, weights_bytes / bytes);
-        std::vector<ps_seq_span> spans((size_t)n);
-        for (int i = 0; i < n; i++)
-            spans[(size_t)i] = {0,
-                                1,
-                                kv - 1,
-                                kv,
-                                (uint16_t *)(weights + i * bytes),
-                                (uint16_t *)(weights + i * bytes + bytes / 2)};
-        ps_seq_span *d_spans;
-        CK(cudaMalloc(&d_spans, spans.size() * sizeof spans[0]));
-        CK(cudaMemcpy(d_spans, spans.data(), spans.size() * sizeof spans[0], cudaMemcpyHostToDevice));
-        ps_cuda_on on = {};
-        on.stream = stream, on.kv_bound = kv, on.span_rows = 1;
-        const double us = measure(n, 15, [&](int i) {
-            a.spans = d_spans + i;
-            launch(2040, a, on);
-        });
-        char shape[64];
-        snprintf(shape, sizeof shape, "32/8 heads of 128, KV %u", kv);
-        line("attention.split", shape, us, (double)bytes,
-             kv == 16384 ? (double)bytes / (0.75 * hbm * 1e3) : 0);
-        CK(cudaFree(d_spans));
+/* Decode over one long context in VRAM, and in host memory read directly; then `rows` sequences at once. */
+static void bench_decode(double hbm, uint32_t kv, uint32_t rows, bool host) {
+    ps_model model = {};
+    ps_layer l = {};
+    l.n_head = 32, l.n_head_kv = 8, l.head_dim_k = l.head_dim_v = 128, l.attn_scale = 0.088f;
+    ps_kargs a = {};
+    a.model = &model, a.layer = &l;
+    a.n_tokens = rows, a.n_rows = 8, a.n_spans = rows;
+    a.src[0] = {work, PS_FMT_F32, 4096, 16384};
+    a.dst = {work + (1 << 20), PS_FMT_F32, 4096, 16384};
+    a.scratch = work + (2 << 20);
+    const uint64_t bytes = (uint64_t)kv * 1024 * 2 * 2;
+    uint8_t *base = weights, *pinned = NULL;
+    size_t room = weights_bytes;
+    if (host) {
+        room = bytes * rows * 2;
+        CK(cudaHostAlloc((void **)&pinned, room, cudaHostAllocMapped));
+        memset(pinned, 0, room);
+        CK(cudaHostGetDevicePointer((void **)&base, pinned, 0));
     }
+    const int n = (int)std::min<uint64_t>(32, room / (bytes * rows));
+    std::vector<ps_seq_span> spans((size_t)n * rows);
+    for (size_t i = 0; i < spans.size(); i++)
+        spans[i] = {(uint32_t)(i % rows),
+                    1,
+                    kv - 1,
+                    kv,
+                    (uint16_t *)(base + i * bytes),
+                    (uint16_t *)(base + i * bytes + bytes / 2)};
+    ps_seq_span *d_spans;
+    CK(cudaMalloc(&d_spans, spans.size() * sizeof spans[0]));
+    CK(cudaMemcpy(d_spans, spans.data(), spans.size() * sizeof spans[0], cudaMemcpyHostToDevice));
+    ps_cuda_on on = {};
+    on.stream = stream, on.kv_bound = kv, on.span_rows = 1;
+    const bool split = rows <= PS_CUDA_ATTN_TOKENS;
+    const double us = measure(n, host ? 7 : 15, [&](int i) {
+        a.spans = d_spans + (size_t)i * rows;
+        launch(split ? 2040 : 2042, a, on);
+    });
+    char shape[96];
+    snprintf(shape, sizeof shape, "32/8 heads of 128, KV %u%s, %u seq.", kv, host ? " in host memory" : "",
+             rows);
+    line(split ? "attention.split" : "attention.flash", shape, us, (double)bytes * rows,
+         kv == 16384 && rows == 1 && !host ? (double)bytes / (0.75 * hbm * 1e3) : 0);
+    CK(cudaFree(d_spans));
+    if (pinned)
+        CK(cudaFreeHost(pinned));
+}
+
+/* Uniform in (-1.7, 1.7), so that the spread is 1: as halves, or as floats. */
+__global__ void fill_uniform(void *p, size_t n, bool half) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
+        uint32_t x = (uint32_t)i * 2654435761u ^ (uint32_t)(i >> 32);
+        x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
+        const float f = ((float)x / 2147483648.0f - 1.0f) * 1.7f;
+        if (half)
+            ((__half *)p)[i] = __float2half_rn(f);
+        else
+            ((float *)p)[i] = f;
+    }
+}
+
+/* Prefill of one sequence from position 0; bench_torch_attention.py measures the same shapes. */
+static void bench_prefill(uint32_t id, const char *name, ps_fmt fmt, uint32_t tokens) {
+    ps_model model = {};
+    ps_layer l = {};
+    l.n_head = 32, l.n_head_kv = 8, l.head_dim_k = l.head_dim_v = 128, l.attn_scale = 0.08838835f;
+    ps_kargs a = {};
+    a.model = &model, a.layer = &l;
+    a.n_tokens = tokens, a.n_rows = 8, a.n_spans = 1;
+    const size_t q_bytes = (size_t)tokens * 16384, kv_bytes = (size_t)tokens * 1024 * 2;
+    uint8_t *mem;
+    CK(cudaMalloc(&mem, 2 * q_bytes + 2 * kv_bytes + 4096));
+    fill_uniform<<<1024, 256, 0, stream>>>(mem, q_bytes / 4, false);
+    fill_uniform<<<1024, 256, 0, stream>>>(mem + 2 * q_bytes, kv_bytes, true);
+    a.src[0] = {mem, PS_FMT_F32, 4096, 16384};
+    a.dst = {mem + q_bytes, fmt, 4096, ps_fmt_row_bytes(fmt, 4096)};
+    const ps_seq_span span = {
+        0, tokens, 0, tokens, (uint16_t *)(mem + 2 * q_bytes), (uint16_t *)(mem + 2 * q_bytes + kv_bytes)};
+    CK(cudaStreamSynchronize(stream));
+    CK(cudaMemcpy(mem + 2 * q_bytes + 2 * kv_bytes, &span, sizeof span, cudaMemcpyHostToDevice));
+    a.spans = (const ps_seq_span *)(mem + 2 * q_bytes + 2 * kv_bytes);
+    ps_cuda_on on = {};
+    on.stream = stream, on.kv_bound = on.span_rows = tokens;
+    const double us = measure(4, 9, [&](int) { launch(id, a, on); });
+    char shape[64];
+    snprintf(shape, sizeof shape, "32/8 heads of 128, %u tokens", tokens);
+    line(name, shape, us, (double)q_bytes * 2 + (double)kv_bytes * 2, 0);
+    if (!json)
+        printf("%63s %9.1f TFLOP/s\n", "", 2.0 * 128 * 2 * 32 * tokens * (tokens + 1.0) / 2 / us / 1e6);
+    CK(cudaFree(mem));
+}
+
+static void bench_attention(double hbm) {
+    for (uint32_t kv = 1024; kv <= 65536; kv *= 4)
+        bench_decode(hbm, kv, 1, false);
+    bench_decode(hbm, 16384, 1, true);
+    for (uint32_t rows = 4; rows <= 64; rows *= 4)
+        bench_decode(hbm, 1024, rows, false);
+    for (uint32_t tokens = 1024; tokens <= 16384; tokens *= 4)
+        bench_prefill(2042, "attention.flash", PS_FMT_F32, tokens);
+    bench_prefill(2043, "attention.flash.f16s", PS_FMT_F16S, 4096);
+    bench_prefill(2044, "attention.flash.q8", PS_FMT_Q8, 4096);
 }
 
 static void bench_rows() {

@@ -1,5 +1,5 @@
 /* Every CUDA kernel of the registry against the double-precision reference, on random and extreme inputs and odd
- * shapes. Each case runs twice from VRAM and once with its weights in mapped host memory: the bits must be the
+ * shapes. Each case runs twice from VRAM and once with its weights, or K and V, in mapped host memory: the bits must be the
  * same. Outputs are poisoned first; device buffers have their exact size, so that a memory checker sees any step
  * outside. test_cuda_kernels [--few] [NAME]: only kernels whose name contains NAME; --few: small shapes and two fillings,
  * for memory checkers. */
@@ -111,6 +111,7 @@ struct test_case {
     ps_cuda_on on = {};
     std::vector<ps_seq_span> spans;
     uint64_t out_rows = 0;
+    void (*before_reference)(test_case &) = nullptr; /* may change what the reference is given */
 };
 
 static ps_xarg new_act(test_case &c, ps_fmt fmt, uint64_t cols, uint64_t rows) {
@@ -166,6 +167,9 @@ static double row_error(const ps_xarg &x, const uint8_t *got, const uint8_t *wan
                            (double)(int8_t)p[k][i];
                 } else if (x.fmt == PS_FMT_F16) {
                     v[k] = (double)ps_f16_to_f32(((const uint16_t *)p[k])[i]);
+                } else if (x.fmt == PS_FMT_F16S) {
+                    v[k] = (double)ps_f16_to_f32(((const uint16_t *)p[k])[i]) *
+                           (double)*(const float *)(p[k] + ps_f16s_scale_offset(x.cols));
                 } else if (x.fmt == PS_FMT_SEL) {
                     v[k] = (double)((const float *)p[k])[2 * i + 1] +
                            1000 * (double)((const int32_t *)p[k])[2 * i];
@@ -179,6 +183,11 @@ static double row_error(const ps_xarg &x, const uint8_t *got, const uint8_t *wan
             diff += (v[0] - v[1]) * (v[0] - v[1]);
             norm += v[1] * v[1];
         }
+    /* F16S: the same scales. */
+    if (x.fmt == PS_FMT_F16S)
+        for (uint64_t t = 0; t < rows; t++)
+            *nan |= memcmp(got + t * x.row_bytes + ps_f16s_scale_offset(x.cols),
+                           want + t * x.row_bytes + ps_f16s_scale_offset(x.cols), sizeof(float)) != 0;
     /* Q8: the plane of sums too. */
     if (x.fmt == PS_FMT_Q8)
         for (uint64_t t = 0; t < rows; t++)
@@ -270,8 +279,10 @@ static void check(test_case &c, const spec &s, const char *what, fill how, bool 
         }
         std::vector<ps_seq_span> spans = c.spans;
         for (ps_seq_span &sp : spans) {
-            sp.k = (uint16_t *)m.to_device(sp.k, plane(sp, c.layer.head_dim_k));
-            sp.v = (uint16_t *)m.to_device(sp.v, plane(sp, c.layer.head_dim_v));
+            const bool mapped = way == 2 && s.op == PS_OP_ATTENTION;
+            const size_t nk = plane(sp, c.layer.head_dim_k), nv = plane(sp, c.layer.head_dim_v);
+            sp.k = (uint16_t *)(mapped ? m.to_mapped(sp.k, nk) : m.to_device(sp.k, nk));
+            sp.v = (uint16_t *)(mapped ? m.to_mapped(sp.v, nv) : m.to_device(sp.v, nv));
         }
         d.spans = (const ps_seq_span *)m.to_device(spans.data(), spans.size() * sizeof spans[0]);
         if (out_bytes) {
@@ -298,6 +309,8 @@ static void check(test_case &c, const spec &s, const char *what, fill how, bool 
             }
     }
     c.a.spans = c.spans.data();
+    if (c.before_reference)
+        c.before_reference(c);
     if (ps_ref_run(s.op, &c.a, &err) != PS_OK) {
         printf("FAILED %s: reference: %s\n", s.name, err.message);
         n_failed++;
@@ -418,65 +431,7 @@ static void test_rope(const spec &s, fill how) {
         }
 }
 
-/* n_head, n_head_kv, dk, dv, window, kv_rows (0: enough), and two spans (pos0, rows). */
-static void test_attention(const spec &s, fill how) {
-    static const uint32_t shapes[][11] = {
-        {32, 8, 128, 128, 0, 0, 1023, 1, 0, 0},  {9, 3, 64, 64, 0, 0, 5, 1, 300, 1},
-        {4, 1, 256, 256, 100, 0, 700, 1, 40, 3}, {4, 4, 80, 96, 0, 0, 127, 1, 128, 1},
-        {16, 2, 128, 64, 0, 0, 0, 1, 3000, 1},   {24, 2, 64, 64, 0, 0, 200, 2, 17, 4},
-        {8, 2, 64, 64, 129, 160, 500, 1, 90, 5}, {32, 32, 128, 128, 0, 0, 255, 3, 256, 2},
-        {6, 3, 64, 32, 512, 0, 1500, 1, 511, 2}, {32, 4, 128, 128, 0, 0, 4095, 1, 31, 1}};
-    for (const auto &sh : shapes)
-        for (int part = 0; part < 2; part++) {
-            test_case c;
-            c.a.model = &c.model, c.a.layer = &c.layer;
-            ps_layer &l = c.layer;
-            l.n_head = sh[0], l.n_head_kv = sh[1], l.head_dim_k = sh[2], l.head_dim_v = sh[3],
-            l.window = sh[4];
-            l.attn_scale = 1.0f / sqrtf((float)l.head_dim_k);
-            if ((part && (l.n_head_kv < 2 || s.op == PS_OP_KV_STORE)) ||
-                left_out((uint64_t)(sh[6] + sh[8]) * sh[1] * sh[2]))
-                continue;
-            c.a.row0 = part ? 1 : 0, c.a.n_rows = part ? l.n_head_kv - 1 : l.n_head_kv;
-            uint32_t T = 0;
-            for (int k = 0; k < 2; k++) {
-                const uint32_t pos0 = sh[6 + 2 * k], n = sh[7 + 2 * k];
-                if (!n)
-                    continue;
-                ps_seq_span sp = {T, n, pos0, sh[5] ? sh[5] : pos0 + n, nullptr, nullptr};
-                const size_t nk = (size_t)sp.kv_rows * l.n_head_kv * l.head_dim_k,
-                             nv = (size_t)sp.kv_rows * l.n_head_kv * l.head_dim_v;
-                sp.k = (uint16_t *)c.mem.alloc(nk * 2);
-                sp.v = (uint16_t *)c.mem.alloc(nv * 2);
-                for (size_t i = 0; i < nk; i++)
-                    sp.k[i] = ps_f32_to_f16(uniform());
-                for (size_t i = 0; i < nv; i++)
-                    sp.v[i] = ps_f32_to_f16(uniform());
-                c.spans.push_back(sp);
-                T += n;
-            }
-            c.a.n_spans = (uint32_t)c.spans.size();
-            c.out_rows = c.a.n_tokens = T;
-            const bool store = s.op == PS_OP_KV_STORE;
-            const fill f = store && how == HUGE_VALUES ? OUTLIERS : how == HUGE_VALUES ? RANDOM : how;
-            c.a.src[0] = source(c, PS_FMT_F32, (store ? l.n_head_kv : l.n_head) * l.head_dim_k, T, f);
-            if (store)
-                c.a.src[1] = source(c, PS_FMT_F32, l.n_head_kv * l.head_dim_v, T, f);
-            else
-                c.a.dst = new_act(c, s.out, l.n_head * l.head_dim_v, T);
-            if (s.out == PS_FMT_Q8 && (l.head_dim_v % 32))
-                continue;
-            if (s.out == PS_FMT_Q8 &&
-                part) /* a range leaves the other groups as they were: all bits are compared */
-                memset(c.a.dst.data, 0, c.a.dst.row_bytes * T);
-            char what[96];
-            snprintf(what, sizeof what, "%u/%u heads of %u/%u, window %u, at %u, part %d", sh[0], sh[1],
-                     sh[2], sh[3], sh[4], sh[6], part);
-            if (s.out == PS_FMT_Q8 && part)
-                continue; /* F32 covers ranges */
-            check(c, s, what, f, store);
-        }
-}
+#include "attention_cases.cuh"
 
 static void test_moe(const spec &s, fill how) {
     static const uint32_t shapes[][7] = {/* T, experts, used, cols, ff, first, n */
@@ -576,6 +531,10 @@ int main(int argc, char **argv) {
             case PS_OP_KV_STORE:
             case PS_OP_ATTENTION:
                 test_attention(s, how);
+                if (s.op == PS_OP_ATTENTION && how == RANDOM) {
+                    test_attention_extremes(s);
+                    test_attention_alone(s);
+                }
                 break;
             case PS_OP_MOE_DISPATCH:
                 test_moe(s, how);
@@ -589,6 +548,12 @@ int main(int argc, char **argv) {
             }
         }
         printf("%-28s %4d cases %s\n", s.name, n_cases - cases, n_failed == before ? "passed" : "FAILED");
+    }
+    if (!only || strstr("cuda.copy", only)) {
+        const int before = n_failed, cases = n_cases;
+        test_copy();
+        printf("%-28s %4d cases, %s\n", "cuda.copy", n_cases - cases,
+               n_failed == before ? "passed" : "FAILED");
     }
     printf("%d kernels, %d cases, %d failed\n", n_kernels, n_cases, n_failed);
     return n_failed || n_cases == 0;

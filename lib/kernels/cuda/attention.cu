@@ -1,322 +1,250 @@
-/* ATTENTION for few rows: the positions are cut into chunks of a fixed length, one block each, and the chunks'
- * results are joined in ascending order. A block serves all query heads of one KV head, so that K and V are read
- * once; up to GROUP of them at a time. */
-#include <cuda_fp16.h>
-
-#include "kernels/cuda/launch.cuh"
+/* ATTENTION for few rows: the positions are cut into chunks of a fixed length, a block each, and the chunks' results are
+ * joined in ascending order. A block serves the query heads of one KV head for all of a span's rows (attention.cuh), so
+ * that K and V are read once. Queries and weights are two halves each, which keeps what floats would. */
+#include "kernels/cuda/attention.cuh"
 
 namespace psc {
 namespace {
 
-enum {
-    CHUNK = PS_CUDA_ATTN_CHUNK,
-    THREADS = 128,
-    WARPS = THREADS / 32,
-    MAX_DIM = 512,
-    JOIN_WARPS = 8,
-    FAST_THREADS = 256
+enum { CHUNK = PS_CUDA_ATTN_CHUNK, UNIT = 16, JOIN_WARPS = 8, MAX_STAGES = 3 };
+
+/* Sixteen positions at a time are a warp's, its next ones on the way. Every warp has its own places in shared memory and
+ * its own sums: none waits for another before the end. */
+template <int DIM_, int MT_> struct split_shape {
+    static constexpr int DIM = DIM_, MT = MT_, WARPS = DIM_ > 128 ? 2 : 4, THREADS = 32 * WARPS;
+    static constexpr int LD = DIM + 8, ROWS = 16 * MT, UNITS = CHUNK / (UNIT * WARPS);
+    static constexpr int PLACE = 2 * UNIT * LD; /* halves: a unit's K, then V */
+    static constexpr size_t query_bytes = 2 * (size_t)(2 * ROWS * LD),
+                            stage_bytes = 2 * (size_t)(WARPS * PLACE);
+    static constexpr size_t fixed_bytes =
+        sizeof(float) * ROWS * (2 * WARPS + 1) + 1024; /* static, and the system's */
 };
 
-struct attn_args {
-    rows q, y;
-    const ps_seq_span *spans;
-    uint32_t n_head, n_head_kv, head0; /* head0: first KV head of the range */
-    uint32_t dk, dv, window, span_rows, n_chunks;
-    float scale;
-    float *part; /* [row][query head][chunk][dv], then pairs [row][query head][chunk] */
-    uint32_t n_tokens;
-    bool q8;
-};
+__device__ __forceinline__ void wait_stages(uint32_t stages) {
+    if (stages == 3)
+        copies_wait<2>();
+    else if (stages == 2)
+        copies_wait<1>();
+    else
+        copies_wait<0>();
+}
 
-__device__ __forceinline__ void halves(uint4 v, float (&f)[8]) {
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float2 p = __half22float2(*(const __half2 *)&w[i]);
-        f[2 * i] = p.x, f[2 * i + 1] = p.y;
+/* Block (chunk, KV head and tile of rows, span). */
+template <class S> __global__ void __launch_bounds__(S::THREADS) attn_split(attn_args a, uint32_t stages) {
+    constexpr int DIM = S::DIM, MT = S::MT, LD = S::LD, DT = DIM / 8, WARPS = S::WARPS, ROWS = S::ROWS;
+    extern __shared__ __align__(16) __half split_shared[]; /* queries, high and low [2][ROWS][LD]; places */
+    __shared__ float2 red[WARPS][ROWS];
+    __shared__ float mults[ROWS];
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;"); /* attn_join starts once all blocks have, and waits */
+#endif
+    const ps_seq_span sp = a.spans[blockIdx.z];
+    const uint32_t group = a.n_head / a.n_head_kv, n_packed = sp.n_rows * group;
+    const uint32_t r0 = blockIdx.y % a.row_tiles * ROWS, kv = a.head0 + blockIdx.y / a.row_tiles;
+    if (r0 >= n_packed)
+        return;
+    const uint32_t first_pos = sp.pos0 + r0 / group,
+                   last_pos = sp.pos0 + (min(r0 + ROWS, n_packed) - 1) / group;
+    const uint32_t base = (base_chunk(a, sp) + blockIdx.x) * CHUNK, from = first_seen(first_pos, a.window),
+                   every_from = first_seen(last_pos, a.window);
+    if (base > last_pos || base + CHUNK <= from)
+        return; /* none of these rows sees the chunk */
+    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
+    const uint64_t nk = (uint64_t)a.n_head_kv * a.dk, nv = (uint64_t)a.n_head_kv * a.dv;
+    const kv_head k = {sp.k + (uint64_t)kv * a.dk, nk, a.dk, sp.kv_rows, from, last_pos + 1},
+                  v = {sp.v + (uint64_t)kv * a.dv, nv, a.dv, sp.kv_rows, from, last_pos + 1};
+    __half *const places = split_shared + 2 * ROWS * LD;
+    const uint32_t mine = shared_address(places + warp * stages * S::PLACE);
+    uint32_t put = 0, put_at = mine;
+    const auto ask = [&]() {
+        const uint32_t p0 = base + (put * WARPS + warp) * UNIT;
+        if (put < S::UNITS && p0 <= last_pos && p0 + UNIT > from) {
+            copy_tile<DIM, UNIT, 32>(put_at, k, p0, lane);
+            copy_tile<DIM, UNIT, 32>(put_at + 2 * UNIT * LD, v, p0, lane);
+        }
+        copies_commit();
+        put++;
+        put_at += 2 * S::PLACE;
+        put_at = put_at == mine + stages * 2 * S::PLACE ? mine : put_at;
+    };
+    for (uint32_t i = 0; i + 1 < stages; i++)
+        ask();
+
+#pragma unroll 4
+    for (uint32_t r = warp; r < ROWS; r += WARPS) {
+        const uint32_t at = r0 + r;
+        const float *q = at < n_packed
+                             ? row_f32(a.q, sp.row0 + at / group) + (uint64_t)(kv * group + at % group) * a.dk
+                             : nullptr;
+        const float mult =
+            put_query<DIM, true>(split_shared + r * LD, split_shared + (ROWS + r) * LD, q, a.dk, a.factor);
+        if (lane == 0)
+            mults[r] = mult;
     }
-}
-
-/* What row i of a span sees: positions [lo, hi). */
-__device__ __forceinline__ void visible(const attn_args &a, const ps_seq_span &sp, uint32_t i, uint32_t &lo,
-                                        uint32_t &hi) {
-    hi = sp.pos0 + i + 1;
-    lo = a.window && hi > a.window ? hi - a.window : 0;
-}
-
-/* A chunk's results: sums of its values; largest score and sum of weights, which lie behind all sums. */
-__device__ __forceinline__ float *part_at(const attn_args &a, uint32_t row, uint32_t head, uint32_t chunk) {
-    return a.part + (((uint64_t)row * a.n_head + head) * a.n_chunks + chunk) * a.dv;
-}
-__device__ __forceinline__ float2 *ms_at(const attn_args &a, uint32_t row, uint32_t head) {
-    float *behind = a.part + (uint64_t)a.n_tokens * a.n_head * a.n_chunks * a.dv;
-    return (float2 *)behind + ((uint64_t)row * a.n_head + head) * a.n_chunks;
-}
-
-/* Softmax over the chunk: one warp per head, 4 positions per lane. */
-template <int GROUP>
-__device__ __forceinline__ void softmax_chunk(const attn_args &a, float *ps, uint32_t row, uint32_t head0,
-                                              uint32_t heads, uint32_t warp, uint32_t n_warps) {
-    const uint32_t lane = threadIdx.x & 31;
-    for (uint32_t g = warp; g < heads; g += n_warps) {
-        float best = -INFINITY, sum = 0, v[CHUNK / 32];
+    __syncthreads();
+    row_state<MT> st;
+    float o[MT][DT][4];
 #pragma unroll
-        for (int k = 0; k < CHUNK / 32; k++)
-            best = fmaxf(best, v[k] = ps[g * CHUNK + 32 * k + lane]);
+    for (int mt = 0; mt < MT; mt++) {
 #pragma unroll
-        for (int o = 16; o; o >>= 1)
-            best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, o));
-#pragma unroll
-        for (int k = 0; k < CHUNK / 32; k++) {
-            const float e = v[k] == -INFINITY ? 0.0f : expf(v[k] - best);
-            ps[g * CHUNK + 32 * k + lane] = e;
-            sum += e;
+        for (int h = 0; h < 2; h++) {
+            const uint32_t r = 16 * mt + 8 * h + lane / 4;
+            st.top[mt][h] = -INFINITY, st.sum[mt][h] = 0, st.mult[mt][h] = mults[r];
+            st.last[mt][h] = sp.pos0 + min(r0 + r, n_packed - 1) / group;
         }
 #pragma unroll
-        for (int o = 16; o; o >>= 1)
-            sum += __shfl_xor_sync(0xffffffffu, sum, o);
-        if (lane == 0)
-            ms_at(a, row, head0 + g)[blockIdx.x] = make_float2(best, sum);
-    }
-}
-
-/* Block (chunk, KV head and group of its query heads, span and row). Chunks are counted from the first visible
- * position rounded down to one. */
-template <int GROUP> __global__ void __launch_bounds__(THREADS) attn_part(attn_args a) {
-    extern __shared__ __align__(
-        16) float shared[]; /* q [GROUP][dk]; p [GROUP][CHUNK]; then sums [slices][GROUP][dv] */
-    const ps_seq_span sp = a.spans[blockIdx.z / a.span_rows];
-    const uint32_t i = blockIdx.z % a.span_rows;
-    if (i >= sp.n_rows)
-        return;
-    uint32_t lo, hi;
-    visible(a, sp, i, lo, hi);
-    const uint32_t group = a.n_head / a.n_head_kv, passes = (group + GROUP - 1) / GROUP;
-    const uint32_t kv = a.head0 + blockIdx.y / passes, h0 = blockIdx.y % passes * GROUP,
-                   heads = min((uint32_t)GROUP, group - h0);
-    const uint32_t base = (lo / CHUNK + blockIdx.x) * CHUNK;
-    if (base >= hi)
-        return;
-    const uint32_t from = max(base, lo), to = min(base + CHUNK, hi);
-    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
-    float *qs = shared, *ps = qs + GROUP * a.dk, *os = ps + GROUP * CHUNK;
-    const float *q = row_f32(a.q, sp.row0 + i) + (uint64_t)(kv * group + h0) * a.dk;
-    for (uint32_t k = tid; k < GROUP * a.dk; k += THREADS)
-        qs[k] = k < heads * a.dk ? q[k] * a.scale : 0.0f;
-    __syncthreads();
-
-    /* Scores: 4 lanes per position, 8 positions per warp at a time; lane j takes the 8-element pieces j, j + 4, ... */
-    const uint64_t nk = (uint64_t)a.n_head_kv * a.dk, nv = (uint64_t)a.n_head_kv * a.dv;
-    const uint32_t pieces = a.dk / 8;
-    for (uint32_t p0 = warp * 8; p0 < CHUNK; p0 += WARPS * 8) {
-        const uint32_t p = base + p0 + lane / 4;
-        const bool in = p >= from && p < to;
-        float s[GROUP] = {};
-        if (in) {
-            const uint16_t *k = sp.k + p % sp.kv_rows * nk + (uint64_t)kv * a.dk;
-#pragma unroll 4
-            for (uint32_t c = lane & 3; c < pieces; c += 4) {
-                float f[8];
-                halves(__ldg((const uint4 *)(k + 8 * c)), f);
+        for (int dt = 0; dt < DT; dt++)
 #pragma unroll
-                for (int g = 0; g < GROUP; g++) {
-                    const float4 *qp = (const float4 *)(qs + g * a.dk + 8 * c);
-                    const float4 q0 = qp[0], q1 = qp[1];
-                    s[g] = fmaf(f[0], q0.x, s[g]), s[g] = fmaf(f[1], q0.y, s[g]);
-                    s[g] = fmaf(f[2], q0.z, s[g]), s[g] = fmaf(f[3], q0.w, s[g]);
-                    s[g] = fmaf(f[4], q1.x, s[g]), s[g] = fmaf(f[5], q1.y, s[g]);
-                    s[g] = fmaf(f[6], q1.z, s[g]), s[g] = fmaf(f[7], q1.w, s[g]);
+            for (int e = 0; e < 4; e++)
+                o[mt][dt][e] = 0;
+    }
+
+    const uint32_t qa = shared_address(split_shared) + 2 * ((lane & 15) * LD + (lane >> 4) * 8);
+    const uint32_t k_at = 2 * (((lane >> 4) * 8 + (lane & 7)) * LD + ((lane >> 3) & 1) * 8),
+                   v_at = 2 * (UNIT * LD + (lane & 15) * LD + (lane >> 4) * 8);
+    uint32_t place = mine;
+    for (uint32_t u = 0; u < S::UNITS; u++) {
+        const uint32_t p0 = base + (u * WARPS + warp) * UNIT;
+        ask();
+        wait_stages(stages);
+        __syncwarp();
+        if (p0 <= last_pos && p0 + UNIT > from) {
+            float s[MT][2][4], low[MT][2][4];
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int nt = 0; nt < 2; nt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        s[mt][nt][e] = low[mt][nt][e] = 0;
+#pragma unroll
+            for (int kk = 0; kk < DIM / 16; kk++) {
+                uint32_t b[4];
+                load_matrices(b, place + k_at + 2 * (16 * kk));
+#pragma unroll
+                for (int mt = 0; mt < MT; mt++) {
+                    uint32_t q[4];
+                    load_matrices(q, qa + 2 * (16 * mt * LD + 16 * kk));
+                    multiply(s[mt][0], q, b[0], b[1]);
+                    multiply(s[mt][1], q, b[2], b[3]);
+                    load_matrices(q, qa + 2 * ((ROWS + 16 * mt) * LD + 16 * kk));
+                    multiply(low[mt][0], q, b[0], b[1]);
+                    multiply(low[mt][1], q, b[2], b[3]);
+                }
+            }
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int nt = 0; nt < 2; nt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        s[mt][nt][e] += low[mt][nt][e];
+            if (p0 + UNIT - 1 > first_pos || p0 < every_from)
+                mask_tile<MT, 2>(s, st, p0, a.window);
+            softmax_tile<MT, 2, DT>(s, o, st);
+            uint32_t hi[MT][4], lo[MT][4];
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float w0 = s[mt][i / 2][i % 2 * 2], w1 = s[mt][i / 2][i % 2 * 2 + 1];
+                    hi[mt][i] = pack(w0, w1);
+                    const float2 h = __half22float2(*(const __half2 *)&hi[mt][i]);
+                    lo[mt][i] = pack(w0 - h.x, w1 - h.y);
+                }
+#pragma unroll
+            for (int np = 0; np < DIM / 16; np++) {
+                uint32_t b[4];
+                load_transposed(b, place + v_at + 2 * (16 * np));
+#pragma unroll
+                for (int mt = 0; mt < MT; mt++) {
+                    multiply(o[mt][2 * np], hi[mt], b[0], b[1]);
+                    multiply(o[mt][2 * np + 1], hi[mt], b[2], b[3]);
+                    multiply(o[mt][2 * np], lo[mt], b[0], b[1]);
+                    multiply(o[mt][2 * np + 1], lo[mt], b[2], b[3]);
                 }
             }
         }
+        __syncwarp(); /* the place is free */
+        place += 2 * S::PLACE;
+        place = place == mine + stages * 2 * S::PLACE ? mine : place;
+    }
+
+    /* The warps' sums, brought to the highest top of the row, in the warps' order. */
+    copies_wait<0>();
 #pragma unroll
-        for (int g = 0; g < GROUP; g++) {
-            s[g] += __shfl_xor_sync(0xffffffffu, s[g], 1);
-            s[g] += __shfl_xor_sync(0xffffffffu, s[g], 2);
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float sum = quad_sum(st.sum[mt][h]);
             if ((lane & 3) == 0)
-                ps[g * CHUNK + p0 + lane / 4] = in ? s[g] : -INFINITY;
+                red[warp][16 * mt + 8 * h + lane / 4] = make_float2(st.top[mt][h], sum);
         }
-    }
-    __syncthreads();
-
-    softmax_chunk<GROUP>(a, ps, sp.row0 + i, kv * group + h0, heads, warp, WARPS);
-    __syncthreads();
-
-    /* Values: a thread has 8 elements of V; the block's slices take every n-th position. */
-    const uint32_t across = a.dv / 8, slices = THREADS / across, slice = tid / across, e0 = tid % across * 8;
-    if (slice < slices) {
-        float o[GROUP][8] = {};
-#pragma unroll 4
-        for (uint32_t p = from - base + slice; p < to - base; p += slices) {
-            float f[8];
-            halves(__ldg((const uint4 *)(sp.v + (base + p) % sp.kv_rows * nv + (uint64_t)kv * a.dv + e0)), f);
+    __syncthreads();                   /* all places are free as well */
+    float *const os = (float *)places; /* [WARPS][ROWS][DIM] */
 #pragma unroll
-            for (int g = 0; g < GROUP; g++) {
-                const float w = ps[g * CHUNK + p];
+    for (int mt = 0; mt < MT; mt++)
 #pragma unroll
-                for (int k = 0; k < 8; k++)
-                    o[g][k] = fmaf(w, f[k], o[g][k]);
-            }
+        for (int h = 0; h < 2; h++) {
+            const uint32_t r = 16 * mt + 8 * h + lane / 4;
+            if (r0 + r >= n_packed)
+                continue;
+            float top = red[0][r].x;
+#pragma unroll
+            for (int w = 1; w < WARPS; w++)
+                top = fmaxf(top, red[w][r].x);
+            const float scale = st.top[mt][h] == -INFINITY ? 0.0f : power2(st.top[mt][h] - top);
+            float *to = os + (warp * ROWS + r) * DIM + 2 * (lane & 3);
+#pragma unroll
+            for (int dt = 0; dt < DT; dt++)
+                *(float2 *)(to + 8 * dt) =
+                    make_float2(o[mt][dt][2 * h] * scale, o[mt][dt][2 * h + 1] * scale);
         }
-#pragma unroll
-        for (int g = 0; g < GROUP; g++)
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-                os[(slice * GROUP + g) * a.dv + e0 + k] = o[g][k];
-    }
     __syncthreads();
-    for (uint32_t k = tid; k < heads * a.dv; k += THREADS) {
-        const uint32_t g = k / a.dv, e = k % a.dv;
-        float sum = 0;
-        for (uint32_t s = 0; s < slices; s++)
-            sum += os[(s * GROUP + g) * a.dv + e];
-        part_at(a, sp.row0 + i, kv * group + h0 + g, blockIdx.x)[e] = sum;
+    const uint32_t n_rows = min((uint32_t)ROWS, n_packed - r0), across = a.dv / 4;
+    for (uint32_t i = tid; i < n_rows * across; i += S::THREADS) {
+        const uint32_t r = i / across, e = i % across * 4, at = r0 + r;
+        float4 sum = *(const float4 *)(os + r * DIM + e);
+#pragma unroll
+        for (int w = 1; w < WARPS; w++) {
+            const float4 x = *(const float4 *)(os + (w * ROWS + r) * DIM + e);
+            sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+        }
+        *(float4 *)(part_at(a, sp.row0 + at / group, kv * group + at % group, blockIdx.x) + e) = sum;
+    }
+    for (uint32_t r = tid; r < n_rows; r += S::THREADS) {
+        float top = red[0][r].x, sum = 0;
+#pragma unroll
+        for (int w = 1; w < WARPS; w++)
+            top = fmaxf(top, red[w][r].x);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            sum += red[w][r].x == -INFINITY ? 0.0f : red[w][r].y * power2(red[w][r].x - top);
+        const uint32_t at = r0 + r;
+        top_sum_at(a, sp.row0 + at / group, kv * group + at % group)[blockIdx.x] = make_float2(top, sum);
     }
 }
 
-/* The same where K and V have DIM elements per head, the usual case: all of the chunk is asked for at once, before
- * anything is computed, so that a block waits for memory once. A warp has 16 positions. */
-template <int GROUP, int DIM> __global__ void __launch_bounds__(FAST_THREADS) attn_part_fast(attn_args a) {
-    constexpr int FWARPS = FAST_THREADS / 32, PASSES = CHUNK / (FWARPS * 8), PIECES = DIM / 32;
-    constexpr int ACROSS = DIM / 8, VALUES = CHUNK * ACROSS / FAST_THREADS;
-    static_assert(VALUES % 4 == 0, "weights are read four at a time");
-    __shared__ __align__(16) float qs[GROUP * DIM], ps[GROUP * CHUNK], os[FWARPS * GROUP * DIM];
-    const ps_seq_span sp = a.spans[blockIdx.z / a.span_rows];
-    const uint32_t i = blockIdx.z % a.span_rows;
-    if (i >= sp.n_rows)
-        return;
-    uint32_t lo, hi;
-    visible(a, sp, i, lo, hi);
-    const uint32_t group = a.n_head / a.n_head_kv, passes = (group + GROUP - 1) / GROUP;
-    const uint32_t kv = a.head0 + blockIdx.y / passes, h0 = blockIdx.y % passes * GROUP,
-                   heads = min((uint32_t)GROUP, group - h0);
-    const uint32_t base = (lo / CHUNK + blockIdx.x) * CHUNK;
-    if (base >= hi)
-        return;
-    const uint32_t from = max(base, lo), to = min(base + CHUNK, hi), tid = threadIdx.x, warp = tid / 32,
-                   lane = tid & 31;
-    const uint64_t n = (uint64_t)a.n_head_kv * DIM;
-    const uint16_t *k = sp.k + (uint64_t)kv * DIM, *v = sp.v + (uint64_t)kv * DIM;
-    uint4 kr[PASSES][PIECES], vr[VALUES];
-#pragma unroll
-    for (int r = 0; r < PASSES; r++) {
-        const uint32_t p = base + (r * FWARPS + warp) * 8 + lane / 4;
-#pragma unroll
-        for (int c = 0; c < PIECES; c++)
-            kr[r][c] = p >= from && p < to
-                           ? __ldg((const uint4 *)(k + p % sp.kv_rows * n + 8 * ((lane & 3) + 4 * c)))
-                           : make_uint4(0, 0, 0, 0);
-    }
-    const uint32_t slice = tid / ACROSS, e0 = tid % ACROSS * 8;
-#pragma unroll
-    for (int r = 0; r < VALUES; r++) {
-        const uint32_t p = base + slice * VALUES + r;
-        vr[r] = p >= from && p < to ? __ldg((const uint4 *)(v + p % sp.kv_rows * n + e0))
-                                    : make_uint4(0, 0, 0, 0);
-    }
-    const float *q = row_f32(a.q, sp.row0 + i) + (uint64_t)(kv * group + h0) * DIM;
-    for (uint32_t e = tid; e < GROUP * DIM; e += FAST_THREADS)
-        qs[e] = e < heads * DIM ? q[e] * a.scale : 0.0f;
-    __syncthreads();
-    float s[PASSES][GROUP] = {};
-#pragma unroll
-    for (int c = 0; c < PIECES; c++) {
-        float f[PASSES][8];
-#pragma unroll
-        for (int r = 0; r < PASSES; r++)
-            halves(kr[r][c], f[r]);
-#pragma unroll
-        for (int g = 0; g < GROUP; g++) {
-            const float4 *qp = (const float4 *)(qs + g * DIM + 8 * ((lane & 3) + 4 * c));
-            const float4 q0 = qp[0], q1 = qp[1];
-#pragma unroll
-            for (int r = 0; r < PASSES; r++) {
-                float v = s[r][g];
-                v = fmaf(f[r][0], q0.x, v), v = fmaf(f[r][1], q0.y, v);
-                v = fmaf(f[r][2], q0.z, v), v = fmaf(f[r][3], q0.w, v);
-                v = fmaf(f[r][4], q1.x, v), v = fmaf(f[r][5], q1.y, v);
-                v = fmaf(f[r][6], q1.z, v), v = fmaf(f[r][7], q1.w, v);
-                s[r][g] = v;
-            }
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < PASSES; r++) {
-        const uint32_t at = (r * FWARPS + warp) * 8 + lane / 4, p = base + at;
-#pragma unroll
-        for (int g = 0; g < GROUP; g++) {
-            float v = s[r][g];
-            v += __shfl_xor_sync(0xffffffffu, v, 1);
-            v += __shfl_xor_sync(0xffffffffu, v, 2);
-            if ((lane & 3) == 0)
-                ps[g * CHUNK + at] = p >= from && p < to ? v : -INFINITY;
-        }
-    }
-    __syncthreads();
-    softmax_chunk<GROUP>(a, ps, sp.row0 + i, kv * group + h0, heads, warp, FWARPS);
-    __syncthreads();
-    float o[GROUP][8] = {};
-#pragma unroll
-    for (int r0 = 0; r0 < VALUES; r0 += 4) {
-        float4 w[GROUP];
-#pragma unroll
-        for (int g = 0; g < GROUP; g++)
-            w[g] = *(const float4 *)(ps + g * CHUNK + slice * VALUES + r0);
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            float f[8];
-            halves(vr[r0 + r], f);
-#pragma unroll
-            for (int g = 0; g < GROUP; g++) {
-                const float p = r == 0 ? w[g].x : r == 1 ? w[g].y : r == 2 ? w[g].z : w[g].w;
-#pragma unroll
-                for (int e = 0; e < 8; e++)
-                    o[g][e] = fmaf(p, f[e], o[g][e]);
-            }
-        }
-    }
-    /* The slices of a warp first, then the warps. */
-#pragma unroll
-    for (int g = 0; g < GROUP; g++) {
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-#pragma unroll
-            for (int d = ACROSS; d < 32; d *= 2)
-                o[g][e] += __shfl_xor_sync(0xffffffffu, o[g][e], d);
-        if (lane < ACROSS) {
-            float4 *to = (float4 *)(os + (warp * GROUP + g) * DIM + e0);
-            to[0] = make_float4(o[g][0], o[g][1], o[g][2], o[g][3]);
-            to[1] = make_float4(o[g][4], o[g][5], o[g][6], o[g][7]);
-        }
-    }
-    __syncthreads();
-    for (uint32_t e = tid; e < heads * DIM; e += FAST_THREADS) {
-        const uint32_t g = e / DIM;
-        float sum = 0;
-#pragma unroll
-        for (int w = 0; w < FWARPS; w++)
-            sum += os[(w * GROUP + g) * DIM + e % DIM];
-        part_at(a, sp.row0 + i, kv * group + h0 + g, blockIdx.x)[e % DIM] = sum;
-    }
-}
-
-/* Block (32 elements, query head, span and row): the chunks' weights first, then each warp joins every JOIN_WARPS-th
- * chunk, then the warps are joined. */
+/* Block (32 elements, query head, span and row): the chunks' weights first, then each warp joins the chunks whose number
+ * from position 0 leaves its own when divided by JOIN_WARPS, then the warps are joined. */
 __global__ void __launch_bounds__(32 * JOIN_WARPS) attn_join(attn_args a) {
     extern __shared__ float weight[]; /* [n_chunks] */
     __shared__ float so[JOIN_WARPS][32], red[JOIN_WARPS];
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
     const ps_seq_span sp = a.spans[blockIdx.z / a.span_rows];
     const uint32_t i = blockIdx.z % a.span_rows, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     if (i >= sp.n_rows)
         return;
-    uint32_t lo, hi;
-    visible(a, sp, i, lo, hi);
-    const uint32_t n = (hi - 1) / CHUNK - lo / CHUNK + 1, e = blockIdx.x * 32 + lane, row = sp.row0 + i;
+    const uint32_t base = base_chunk(a, sp), c0 = first_seen(sp.pos0 + i, a.window) / CHUNK,
+                   c1 = (sp.pos0 + i) / CHUNK + 1; /* chunks from position 0 */
+    const uint32_t e = blockIdx.x * 32 + lane, row = sp.row0 + i;
     const uint32_t head = a.head0 * (a.n_head / a.n_head_kv) + blockIdx.y;
-    const float2 *ms = ms_at(a, row, head);
+    const float2 *ts = top_sum_at(a, row, head);
     float best = -INFINITY;
-    for (uint32_t c = threadIdx.x; c < n; c += 32 * JOIN_WARPS)
-        best = fmaxf(best, ms[c].x);
+    for (uint32_t c = c0 + threadIdx.x; c < c1; c += 32 * JOIN_WARPS)
+        best = fmaxf(best, ts[c - base].x);
 #pragma unroll
     for (int o = 16; o; o >>= 1)
         best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, o));
@@ -328,10 +256,13 @@ __global__ void __launch_bounds__(32 * JOIN_WARPS) attn_join(attn_args a) {
         best = fmaxf(best, red[k]);
     __syncthreads();
     float sum = 0;
-    for (uint32_t c = threadIdx.x; c < n; c += 32 * JOIN_WARPS) {
-        const float2 v = ms[c];
-        const float w = expf(v.x - best);
-        weight[c] = w;
+    for (uint32_t c = c0 / (32 * JOIN_WARPS) * (32 * JOIN_WARPS) + threadIdx.x; c < c1;
+         c += 32 * JOIN_WARPS) {
+        if (c < c0)
+            continue;
+        const float2 v = ts[c - base];
+        const float w = v.x == -INFINITY ? 0.0f : power2(v.x - best);
+        weight[c - base] = w;
         sum = fmaf(w, v.y, sum);
     }
 #pragma unroll
@@ -342,8 +273,8 @@ __global__ void __launch_bounds__(32 * JOIN_WARPS) attn_join(attn_args a) {
     __syncthreads();
     float o = 0;
 #pragma unroll 8
-    for (uint32_t c = warp; c < n; c += JOIN_WARPS)
-        o = fmaf(weight[c], e < a.dv ? part_at(a, row, head, c)[e] : 0.0f, o);
+    for (uint32_t c = c0 + (warp + JOIN_WARPS - c0 % JOIN_WARPS) % JOIN_WARPS; c < c1; c += JOIN_WARPS)
+        o = fmaf(weight[c - base], e < a.dv ? part_at(a, row, head, c - base)[e] : 0.0f, o);
     so[warp][lane] = o;
     __syncthreads();
     if (warp)
@@ -353,91 +284,126 @@ __global__ void __launch_bounds__(32 * JOIN_WARPS) attn_join(attn_args a) {
     for (int k = 0; k < JOIN_WARPS; k++)
         sum += red[k], o += so[k][lane];
     const float v = o / sum;
-    if (a.q8)
+    if (a.fmt == PS_FMT_Q8)
         quantize_group(a.y, row, (head * a.dv + blockIdx.x * 32) / 32, v);
     else if (e < a.dv)
         row_f32(a.y, row)[head * a.dv + e] = v;
 }
 
-template <int GROUP>
-cudaError_t run(const attn_args &a, uint32_t n_heads_kv, uint32_t n_z, cudaStream_t stream) {
-    const uint32_t group = a.n_head / a.n_head_kv, passes = (group + GROUP - 1) / GROUP,
-                   slices = THREADS / (a.dv / 8);
-    const dim3 grid(a.n_chunks, n_heads_kv * passes, n_z);
-    if (a.dk == 128 && a.dv == 128) {
-        attn_part_fast<GROUP, 128><<<grid, FAST_THREADS, 0, stream>>>(a);
-        return cudaGetLastError();
-    }
-    if (a.dk == 64 && a.dv == 64) {
-        attn_part_fast<GROUP, 64><<<grid, FAST_THREADS, 0, stream>>>(a);
-        return cudaGetLastError();
-    }
-    const size_t bytes = sizeof(float) * GROUP * (a.dk + CHUNK + slices * a.dv);
-    if (bytes > 48 * 1024)
-        if (cudaError_t e = cudaFuncSetAttribute(attn_part<GROUP>,
-                                                 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes))
-            return e;
-    attn_part<GROUP><<<grid, THREADS, bytes, stream>>>(a);
+struct limits {
+    uint32_t per_block, per_sm; /* bytes of shared memory */
+    bool early; /* attn_join may start before attn_split has ended: both have the instructions for it */
+};
+cudaError_t limits_of(limits *out) {
+    int device, block, sm;
+    cudaFuncAttributes join;
+    cudaError_t e = cudaGetDevice(&device);
+    e = e ? e : cudaDeviceGetAttribute(&block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    e = e ? e : cudaDeviceGetAttribute(&sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    e = e ? e : cudaFuncGetAttributes(&join, (const void *)attn_join);
+    if (e == cudaSuccess)
+        *out = {(uint32_t)block, (uint32_t)sm, join.ptxVersion >= 90 && join.binaryVersion >= 90};
+    return e;
+}
+
+/* Stages of a block: two blocks to a multiprocessor if each has two stages then, else one; 0: none fits. */
+template <class S> uint32_t stages_of(const limits &l) {
+    const size_t need = S::query_bytes + S::fixed_bytes;
+    for (uint32_t stages = MAX_STAGES; stages >= 2; stages--)
+        if (2 * (need + stages * S::stage_bytes) <= l.per_sm)
+            return stages;
+    for (uint32_t stages = MAX_STAGES; stages >= 1; stages--)
+        if (need + stages * S::stage_bytes <= l.per_block)
+            return stages;
+    return 0;
+}
+
+template <class S>
+cudaError_t run_shape(attn_args a, uint32_t stages, uint32_t n_heads_kv, uint32_t n_spans,
+                      cudaStream_t stream) {
+    const size_t bytes = S::query_bytes + stages * S::stage_bytes;
+    if (cudaError_t e =
+            cudaFuncSetAttribute(attn_split<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes))
+        return e;
+    a.row_tiles = (a.span_rows * (a.n_head / a.n_head_kv) + S::ROWS - 1) / S::ROWS;
+    attn_split<S>
+        <<<dim3(a.n_chunks, n_heads_kv * a.row_tiles, n_spans), S::THREADS, bytes, stream>>>(a, stages);
     return cudaGetLastError();
 }
 
-template <int GROUP> cudaError_t load_group() {
-    cudaError_t e = load(attn_part<GROUP>);
-    e = e ? e : load(attn_part_fast<GROUP, 128>);
-    return e ? e : load(attn_part_fast<GROUP, 64>);
+/* Two tiles of rows in a block where that saves reading K and V again; a row's bits are the same. The sums of a block take
+ * the place of its stages: at least one stage per tile of rows. */
+template <int DIM>
+cudaError_t run(const attn_args &a, const limits &l, uint32_t n_heads_kv, uint32_t n_spans,
+                cudaStream_t stream) {
+    typedef split_shape<DIM, 1> one;
+    typedef split_shape<DIM, DIM <= 128 ? 2 : 1> two;
+    const uint32_t s1 = stages_of<one>(l), s2 = stages_of<two>(l);
+    if (two::MT == 2 && s2 >= 2 && a.span_rows * (a.n_head / a.n_head_kv) > one::ROWS)
+        return run_shape<two>(a, s2, n_heads_kv, n_spans, stream);
+    return s1 ? run_shape<one>(a, s1, n_heads_kv, n_spans, stream) : cudaErrorNotSupported;
+}
+
+template <int DIM> cudaError_t load_dim() {
+    cudaError_t e = load(attn_split<split_shape<DIM, 1>>);
+    return e ? e : load(attn_split<split_shape<DIM, DIM <= 128 ? 2 : 1>>);
 }
 
 } // namespace
 
 cudaError_t launch_attn_split(const ps_kargs *a, const ps_cuda_on *on) {
     if (!a) {
-        cudaError_t e = load_group<1>();
-        e = e ? e : load_group<2>();
-        e = e ? e : load_group<4>();
-        e = e ? e : load_group<8>();
+        cudaError_t e = load_dim<64>();
+        e = e ? e : load_dim<80>();
+        e = e ? e : load_dim<96>();
+        e = e ? e : load_dim<128>();
+        e = e ? e : load_dim<256>();
+        e = e ? e : load_attn_wide();
         return e ? e : load(attn_join);
     }
     const ps_layer *l = a->layer;
-    const bool q8 = a->dst.fmt == PS_FMT_Q8;
-    if (l->head_dim_k % 8 || l->head_dim_v % 8 || l->head_dim_k > MAX_DIM || l->head_dim_v > MAX_DIM ||
-        (q8 && l->head_dim_v % 32) || a->n_tokens * (uint64_t)on->span_rows > 65535)
+    if (!attn_fits(a) || a->dst.fmt == PS_FMT_F16S || a->n_spans * (uint64_t)on->span_rows > 65535)
         return cudaErrorNotSupported;
     if (a->n_spans == 0 || a->n_rows == 0 || on->span_rows == 0 || on->kv_bound == 0)
         return cudaSuccess;
-    attn_args args = {rows_of(a->src[0]),
-                      rows_of(a->dst),
-                      a->spans,
-                      l->n_head,
-                      l->n_head_kv,
-                      (uint32_t)a->row0,
-                      l->head_dim_k,
-                      l->head_dim_v,
-                      l->window,
-                      on->span_rows,
-                      0,
-                      l->attn_scale,
-                      (float *)a->scratch,
-                      a->n_tokens,
-                      q8};
-    args.n_chunks = (on->kv_bound + CHUNK - 1) / CHUNK;
-    if (l->window && args.n_chunks > l->window / CHUNK + 2)
-        args.n_chunks = l->window / CHUNK + 2;
-    const uint32_t group = l->n_head / l->n_head_kv, n_z = a->n_spans * on->span_rows,
-                   kv = (uint32_t)a->n_rows;
+    attn_args args = attn_args_of(a, on);
+    limits lim;
+    if (cudaError_t e = limits_of(&lim))
+        return e;
+    args.n_chunks = (on->kv_bound - 1) / CHUNK + 1;
+    /* A span's rows see window + span_rows - 1 positions in a row, which touch one chunk more than they fill at most. */
+    if (l->window && args.n_chunks > ((uint64_t)l->window + on->span_rows) / CHUNK + 2)
+        args.n_chunks = (uint32_t)(((uint64_t)l->window + on->span_rows) / CHUNK + 2);
+    const uint32_t dim = l->head_dim_k > l->head_dim_v ? l->head_dim_k : l->head_dim_v,
+                   n = (uint32_t)a->n_rows;
+    const cudaStream_t s = stream_of(on);
     cudaError_t e;
-    if (group == 1)
-        e = run<1>(args, kv, n_z, stream_of(on));
-    else if (group == 2)
-        e = run<2>(args, kv, n_z, stream_of(on));
-    else if (group <= 4)
-        e = run<4>(args, kv, n_z, stream_of(on));
+    if (dim <= 64)
+        e = run<64>(args, lim, n, a->n_spans, s);
+    else if (dim <= 80)
+        e = run<80>(args, lim, n, a->n_spans, s);
+    else if (dim <= 96)
+        e = run<96>(args, lim, n, a->n_spans, s);
+    else if (dim <= 128)
+        e = run<128>(args, lim, n, a->n_spans, s);
+    else if (dim <= TC_MAX_DIM)
+        e = run<256>(args, lim, n, a->n_spans, s);
     else
-        e = run<8>(args, kv, n_z, stream_of(on));
+        e = run_attn_wide(args, true, n, a->n_spans, s);
     if (e)
         return e;
-    attn_join<<<dim3((l->head_dim_v + 31) / 32, kv * group, n_z), 32 * JOIN_WARPS,
-                args.n_chunks * sizeof(float), stream_of(on)>>>(args);
-    return cudaGetLastError();
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim =
+        dim3((l->head_dim_v + 31) / 32, n * (l->n_head / l->n_head_kv), a->n_spans * on->span_rows);
+    config.blockDim = dim3(32 * JOIN_WARPS);
+    config.dynamicSmemBytes = args.n_chunks * sizeof(float);
+    config.stream = s;
+    config.attrs = &early;
+    config.numAttrs = lim.early ? 1 : 0;
+    return cudaLaunchKernelEx(&config, attn_join, args);
 }
 
 } // namespace psc

@@ -11,7 +11,8 @@ extern "C" {
 
 enum {
     PS_CUDA_MATVEC_TOKENS = 8, /* most token rows of the kernels that read weights once for all of them */
-    PS_CUDA_ATTN_CHUNK = 128,  /* positions of one block of decode attention: a constant, so that the order of
+    PS_CUDA_ATTN_TOKENS = 8,   /* most token rows of decode attention; above, attention without scratch */
+    PS_CUDA_ATTN_CHUNK = 256,  /* positions of one block of decode attention: a constant, so that the order of
                                   sums depends on nothing else */
     PS_CUDA_MAX_USED = 32      /* experts per token */
 };
@@ -65,10 +66,16 @@ ps_status ps_cuda_copy_rows(void *dst, uint64_t dst_stride, const void *src, uin
     X(2021, "cuda.rope.factors", ROPE, F32, F32, F32, 1, UINT32_MAX, 1e-6f, rope, 0, 0, 0, 0, 0, 0, 0, 0)    \
     X(2030, "cuda.kv_store", KV_STORE, NONE, F32, NONE, 1, UINT32_MAX, 0.0f, kv_store, 0, 0, 0, 0, 0, 0, 0,  \
       0)                                                                                                     \
-    X(2040, "cuda.attention.split.f32", ATTENTION, NONE, F32, F32, 1, 15, 5e-5f, attn_split, 0, 0, 0, 0, 0,  \
-      0, PS_CUDA_ATTN_CHUNK, 5)                                                                              \
-    X(2041, "cuda.attention.split.q8", ATTENTION, NONE, F32, Q8, 1, 15, 2e-3f, attn_split, 0, 0, 0, 0, 0, 0, \
-      PS_CUDA_ATTN_CHUNK, 5)                                                                                 \
+    X(2040, "cuda.attention.split.f32", ATTENTION, NONE, F32, F32, 1, PS_CUDA_ATTN_TOKENS, 5e-5f,            \
+      attn_split, 0, 0, 0, 0, 0, 0, PS_CUDA_ATTN_CHUNK, 5)                                                   \
+    X(2041, "cuda.attention.split.q8", ATTENTION, NONE, F32, Q8, 1, PS_CUDA_ATTN_TOKENS, 2e-3f, attn_split,  \
+      0, 0, 0, 0, 0, 0, PS_CUDA_ATTN_CHUNK, 5)                                                               \
+    X(2042, "cuda.attention.flash.f32", ATTENTION, NONE, F32, F32, PS_CUDA_ATTN_TOKENS + 1, UINT32_MAX,      \
+      1e-3f, attn_flash, 0, 0, 0, 0, 0, 0, 0, 0)                                                             \
+    X(2043, "cuda.attention.flash.f16s", ATTENTION, NONE, F32, F16S, PS_CUDA_ATTN_TOKENS + 1, UINT32_MAX,    \
+      1e-3f, attn_flash, 0, 0, 0, 0, 0, 0, 0, 0)                                                             \
+    X(2044, "cuda.attention.flash.q8", ATTENTION, NONE, F32, Q8, PS_CUDA_ATTN_TOKENS + 1, UINT32_MAX, 5e-3f, \
+      attn_flash, 0, 0, 0, 0, 0, 0, 0, 0)                                                                    \
     X(2050, "cuda.glu.f32", GLU, NONE, F32, F32, 1, UINT32_MAX, 1e-6f, glu, 0, 0, 0, 0, 0, 0, 0, 0)          \
     X(2051, "cuda.glu.q8", GLU, NONE, F32, Q8, 1, UINT32_MAX, 2e-3f, glu, 0, 0, 0, 0, 0, 0, 0, 0)            \
     X(2060, "cuda.add", ADD, NONE, F32, F32, 1, UINT32_MAX, 1e-7f, add, 0, 0, 0, 0, 0, 0, 0, 0)              \

@@ -15,6 +15,7 @@ cudaError_t launch_rmsnorm(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_rope(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_kv_store(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_attn_split(const ps_kargs *a, const ps_cuda_on *on);
+cudaError_t launch_attn_flash(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_glu(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_add(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_convert(const ps_kargs *a, const ps_cuda_on *on);

@@ -67,7 +67,8 @@ Test(registry, cuda_attention_scratch_is_enough) {
                 const ps_layer l = {.n_head = heads[h], .head_dim_k = dims[d], .head_dim_v = dims[d]};
                 const uint64_t asked = ps_scratch_bytes(&k->spec.scratch, 3, heads[h] * dims[d], 1, kv[b]);
                 cr_assert_geq(asked, ps_cuda_attn_scratch(&l, 3, kv[b]));
-                cr_assert_gt(ps_scratch_bytes(&k->spec.scratch, 3, heads[h] * dims[d], 1, kv[b] + 128),
+                cr_assert_gt(ps_scratch_bytes(&k->spec.scratch, 3, heads[h] * dims[d], 1,
+                                              kv[b] + k->spec.scratch.kv_chunk),
                              asked);
             }
 }

@@ -1,5 +1,5 @@
 /* What any device must do, whatever its driver: a table of scenarios, run by plain/test_device.c on the emulated device
- * and by gpu/test_device.cu on a GPU. The includer defines, before including, how work gets onto a stream:
+ * and by gpu/test_cuda_device.cu on a GPU. The includer defines, before including, how work gets onto a stream:
  *   static ps_status scenario_scale(device, stream, dst, src, n, mul, add, err)   dst[i] = src[i] * mul + add, uint32_t
  *   static ps_status scenario_delay(device, stream, us, err)                      nothing, for about us microseconds
  * Both ask ps_device_fault("launch") where the driver does not ask by itself. Valid as C17 and C++17. */

@@ -268,7 +268,7 @@ static void put(emulated *e, ps_stream stream, work *w) {
 
 static ps_status emulated_copy(ps_device *d, ps_stream stream, void *dst, uint64_t dst_pitch, const void *src,
                                uint64_t src_pitch, uint64_t row_bytes, uint64_t rows, ps_error *err) {
-    work *w;
+    work *w = NULL;
     const ps_status st = new_work(d, "copy", WORK_COPY, 0, &w, err);
     if (st != PS_OK)
         return st;
@@ -284,7 +284,7 @@ static ps_status emulated_copy(ps_device *d, ps_stream stream, void *dst, uint64
 
 static ps_status emulated_enqueue(ps_device *d, ps_stream stream, void (*fn)(void *payload),
                                   const void *payload, uint64_t bytes, ps_error *err) {
-    work *w;
+    work *w = NULL;
     const ps_status st = new_work(d, "enqueue", WORK_CALL, bytes, &w, err);
     if (st != PS_OK)
         return st;
@@ -298,7 +298,7 @@ static ps_status emulated_enqueue(ps_device *d, ps_stream stream, void (*fn)(voi
 static ps_status emulated_record(ps_device *d, ps_stream stream, uint32_t index, bool timed, ps_error *err) {
     emulated *e = (emulated *)d;
     if (timed) {
-        work *w;
+        work *w = NULL;
         const ps_status st = new_work(d, "time", WORK_TIME, 0, &w, err);
         if (st != PS_OK)
             return st;
@@ -319,7 +319,7 @@ static ps_status emulated_record(ps_device *d, ps_stream stream, uint32_t index,
 
 static ps_status emulated_wait(ps_device *d, ps_stream stream, uint32_t index, ps_error *err) {
     emulated *e = (emulated *)d;
-    work *w;
+    work *w = NULL;
     const ps_status st = new_work(d, "wait", WORK_WAIT, 0, &w, err);
     if (st != PS_OK)
         return st;
@@ -378,7 +378,7 @@ static ps_status emulated_check(ps_device *d, ps_error *err) {
 
 static ps_status put_flag(ps_device *d, ps_stream stream, const char *call, work_kind kind,
                           const uint64_t *base, uint64_t add, ps_error *err) {
-    work *w;
+    work *w = NULL;
     const ps_status st = new_work(d, call, kind, 0, &w, err);
     if (st != PS_OK)
         return st;

@@ -86,6 +86,11 @@ static void test_absent(void) {
     ps_device *d = NULL;
     const uint64_t t0 = ps_clock_ns();
     FAILS(PS_E_UNAVAILABLE, ps_device_open(&options, &d, err));
+#ifndef PS_HAVE_CUDA
+    ps_error without = {0};
+    (void)ps_device_open(&options, &d, &without);
+    CHECK(strcmp(without.message, "built without CUDA") == 0, "%s", without.message);
+#endif
     CHECK(ps_clock_ns() - t0 < 5000000000u, "%.3f s", (double)(ps_clock_ns() - t0) * 1e-9);
     printf("no GPU: known after %.1f ms\n", (double)(ps_clock_ns() - t0) * 1e-6);
 }

@@ -193,14 +193,17 @@ static void kernel_job(void *ctx, uint32_t thread) {
         ps_seq_span span;
         ps_operands_args(r->operands, r->call0 + c, &a, &span);
         ps_pool_barrier(r->pool, thread);
-        for (uint32_t phase = 0; phase < v->n_phases; phase++) {
-            if (phase != 0)
-                ps_pool_barrier(r->pool, thread);
+        bool behind = false; /* a phase that has items: the others take no barrier */
+        for (uint32_t phase = 0; phase < v->n_phases; phase++, spread++) {
             const uint64_t n_items = v->n_items(&a, phase);
             uint64_t first, n;
+            if (n_items == 0)
+                continue;
+            if (behind)
+                ps_pool_barrier(r->pool, thread);
+            behind = true;
             while (ps_spread_take(spread, n_items, a.n_threads, &first, &n))
                 v->run(&a, phase, first, n, thread);
-            spread++;
         }
     }
     ps_pool_barrier(r->pool, thread);

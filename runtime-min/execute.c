@@ -70,13 +70,17 @@ typedef struct team_job {
     uint64_t start_ns;
 } team_job;
 
-/* All threads: one op. `spread` is the op's first; an op uses one per phase. */
+/* All threads: one op. `spread` is the op's first; an op uses one per phase. Phases without items take no barrier. */
 static void run_op(ps_pool *pool, const ps_run_op *op, const ps_kargs *a, ps_spread *spread,
                    uint32_t thread) {
+    bool behind = false; /* a phase that has items */
     for (uint32_t phase = 0; phase < op->variant->n_phases; phase++) {
-        if (phase != 0)
-            ps_pool_barrier(pool, thread);
         uint64_t n_items = op->variant->n_items(a, phase), first, n;
+        if (n_items == 0)
+            continue;
+        if (behind)
+            ps_pool_barrier(pool, thread);
+        behind = true;
         while (ps_spread_take(&spread[phase], n_items, a->n_threads, &first, &n))
             op->variant->run(a, phase, first, n, thread);
     }

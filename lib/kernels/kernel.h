@@ -99,7 +99,8 @@ typedef struct ps_kargs {
 typedef struct ps_cpu_variant {
     ps_cpu_level level;
     uint32_t n_phases;
-    /* Number of independent items of a phase, at least 0. */
+    /* Number of independent items of a phase, at least 0: by arguments and sources alone, not by what the phases before
+     * have written. No thread waits for a phase without items. */
     uint64_t (*n_items)(const ps_kargs *a, uint32_t phase);
     /* Do items [first, first + n) of a phase as thread `thread` of a->n_threads. */
     void (*run)(const ps_kargs *a, uint32_t phase, uint64_t first, uint64_t n, uint32_t thread);

@@ -1,14 +1,16 @@
 /* What one call of a kernel costs: bytes moved once (weights, activations, KV) and FLOPs. */
 #include "kernels/kernel.h"
+#include "kernels/moe_rule.h"
 
 /* Bytes of n rows of an activation without the padding of rows. */
 static double act_bytes(const ps_xarg *x, uint64_t n, uint64_t cols) {
     static const double per_elem[PS_FMT_COUNT] = {
         [PS_FMT_F32] = 4, [PS_FMT_F16] = 2,
         [PS_FMT_I32] = 4, [PS_FMT_Q8] = 1 + 8.0 / PS_Q8_GROUP, /* int8, and two floats per group */
-        [PS_FMT_SEL] = 8,
+        [PS_FMT_SEL] = 8, [PS_FMT_F16S] = 2,
     };
-    return x->data ? (double)n * (double)cols * per_elem[x->fmt] : 0;
+    const double per_row = x->fmt == PS_FMT_F16S ? 4 : 0; /* its scale */
+    return x->data ? (double)n * ((double)cols * per_elem[x->fmt] + per_row) : 0;
 }
 
 /* Attention of one span: visible (row, position) pairs, and positions that some row sees. */
@@ -24,21 +26,25 @@ static void span_pairs(const ps_layer *l, const ps_seq_span *sp, double *out_pai
     *out_positions = (double)(end - (w && n0 > w ? n0 - w : 0));
 }
 
-/* Distinct experts of [row0, row0 + n_rows) that the selection names, and selections in that range. */
+/* Experts that the call takes, and selections of these. */
 static void moe_counts(const ps_kargs *a, double *out_distinct, double *out_pairs) {
-    double distinct = 0, pairs = 0;
-    for (uint64_t e = a->row0; e < a->row0 + a->n_rows; e++) {
-        double here = 0;
-        for (uint64_t t = 0; t < a->n_tokens; t++) {
-            const uint8_t *row = (const uint8_t *)a->src[1].data + t * a->src[1].row_bytes;
-            for (uint64_t k = 0; k < a->src[1].cols; k++)
-                here += *(const int32_t *)(const void *)(row + 8 * k) == (int32_t)e;
+    uint32_t taken[PS_MOE_WORDS];
+    *out_distinct = *out_pairs = 0;
+    ps_moe_select(a, taken);
+    for (int64_t e = 0; e < PS_MAX_EXPERTS; e++)
+        *out_distinct += ps_moe_takes(taken, e);
+    for (uint64_t t = 0; t < a->n_tokens; t++)
+        for (uint64_t k = 0; k < a->src[1].cols; k++) {
+            int32_t e;
+            memcpy(&e, (const uint8_t *)a->src[1].data + t * a->src[1].row_bytes + 8 * k, sizeof e);
+            *out_pairs += ps_moe_takes(taken, e);
         }
-        pairs += here;
-        distinct += here > 0;
-    }
-    *out_distinct = distinct;
-    *out_pairs = pairs;
+}
+
+/* Bytes of the columns of a row: less than row_bytes where they are a range of a wider matrix. */
+static double weight_row_bytes(const ps_warg *w) {
+    uint64_t bytes;
+    return ps_dtype_bytes(w->type, w->cols, &bytes) ? (double)bytes : (double)w->row_bytes;
 }
 
 void ps_kernel_cost(const ps_kernel *kernel, const ps_kargs *a, double *out_bytes, double *out_flops) {
@@ -58,7 +64,7 @@ void ps_kernel_cost(const ps_kernel *kernel, const ps_kargs *a, double *out_byte
         flops = elems * (a->src[1].data ? 5 : 4);
         break;
     case PS_OP_MATMUL: /* a multiply-add per weight and token; the sources' and destination's range */
-        bytes = rows * (double)a->w[0].row_bytes + act_bytes(&a->src[0], a->n_tokens, a->src[0].cols) +
+        bytes = rows * weight_row_bytes(&a->w[0]) + act_bytes(&a->src[0], a->n_tokens, a->src[0].cols) +
                 act_bytes(&a->src[1], a->n_tokens, a->n_rows) + act_bytes(&a->dst, a->n_tokens, a->n_rows) +
                 (a->w[1].data ? rows * 4 : 0);
         flops = 2 * t * rows * (double)a->w[0].cols + (a->w[1].data ? t * rows : 0) +

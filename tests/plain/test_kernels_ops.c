@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "kernels/kernel.h"
+#include "kernels/moe_rule.h"
 
 /* What fills the sources. */
 typedef enum fill { RANDOM, HUGE_VALUES, TINY_VALUES, ZERO_ROWS, EQUAL, OUTLIERS, N_FILLS } fill;
@@ -27,6 +28,9 @@ typedef struct shape {
     bool residual;
     uint32_t ff, expert0, n_experts; /* MOE_DISPATCH: hidden width, range of experts */
     ps_dtype down;                   /* type of the down matrices; F32 (0) here means that of the others */
+    ps_moe_part part;
+    uint32_t direct;
+    bool resident, tables, holes; /* every third expert resident; addresses one by one; negative selections */
 } shape;
 
 static uint64_t rng = 1;
@@ -42,7 +46,7 @@ static float uniform(void) {
 static struct {
     void *map;
     size_t size;
-} maps[64];
+} maps[512];
 static int n_maps;
 
 static void *guarded(uint64_t bytes) {
@@ -50,7 +54,7 @@ static void *guarded(uint64_t bytes) {
     bytes = (bytes + 63) / 64 * 64; /* all buffers are made of 64-byte lines */
     const size_t body = (bytes + page - 1) / page * page;
     uint8_t *map = mmap(NULL, body + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (map == MAP_FAILED || mprotect(map + body, page, PROT_NONE) != 0 || n_maps == 64) {
+    if (map == MAP_FAILED || mprotect(map + body, page, PROT_NONE) != 0 || n_maps == 512) {
         fprintf(stderr, "cannot map %" PRIu64 " bytes\n", bytes);
         exit(71);
     }
@@ -100,6 +104,8 @@ typedef struct instance {
     int32_t tokens[128];
     uint32_t positions[128], outputs[128];
     ps_sampler *samplers[128];
+    uint32_t resident[PS_MOE_WORDS];
+    const uint8_t *experts[3][64];
     uint64_t out_rows;
 } instance;
 
@@ -136,12 +142,33 @@ static ps_xarg new_selection(const shape *s) {
                 if (other == e)
                     e = (e + 1) % (int32_t)s->experts, j = UINT32_MAX;
             }
+            if (s->holes && (t + k) % 4 == 0)
+                e = -1 - (int32_t)k;
             const float w = 1.25f + uniform();
             memcpy(row + 8 * k, &e, sizeof e);
             memcpy(row + 8 * k + 4, &w, sizeof w);
         }
     }
     return x;
+}
+
+/* Each expert that is taken gets memory of its own; there is no other way to them, and none to those that are not. */
+static void scatter_experts(instance *n) {
+    ps_kargs *a = &n->a;
+    uint32_t taken[PS_MOE_WORDS];
+    ps_moe_select(a, taken);
+    for (int i = 0; i < 3; i++) {
+        const uint64_t bytes = a->w[i].rows * a->w[i].row_bytes;
+        memset(n->experts[i], 0, sizeof n->experts[i]);
+        for (uint64_t e = 0; e < a->w[i].experts; e++)
+            if (ps_moe_takes(taken, (int64_t)e)) {
+                uint8_t *data = guarded(bytes);
+                memcpy(data, a->w[i].data + e * bytes, bytes);
+                n->experts[i][e] = data;
+            }
+        a->experts[i] = n->experts[i];
+        a->w[i].data = NULL;
+    }
 }
 
 static uint16_t *new_plane(uint64_t elems, bool random) {
@@ -249,6 +276,15 @@ static void make(instance *n, const ps_kernel_spec *k, const shape *s, fill how)
             a->src[2] = new_act(PS_FMT_F32, s->cols, s->tokens);
             fill_act(&a->src[2], s->tokens, RANDOM);
         }
+        a->part = s->part;
+        a->max_direct = s->direct;
+        if (s->resident) {
+            for (uint32_t e = 0; e < s->experts; e += 3)
+                n->resident[e / 32] |= 1u << e % 32;
+            a->resident = n->resident;
+        }
+        if (s->tables)
+            scatter_experts(n);
         break;
     case PS_OP_SAMPLE:
         out_cols = 1;
@@ -598,6 +634,66 @@ static const shape moe_shapes[] = {
     {.tokens = 9, .cols = 256, .ff = 256, .experts = 3, .used = 2, .down = PS_DTYPE_F16},
     {.tokens = 9, .cols = 256, .ff = 256, .experts = 3, .used = 2, .down = PS_DTYPE_Q6_K, .residual = true},
     {.tokens = 20, .cols = 7, .ff = 33, .experts = 4, .used = 2},
+    /* Parts, tables of addresses, selections that name nobody; few pairs and many; parts without an expert. */
+    {.tokens = 1,
+     .cols = 256,
+     .ff = 256,
+     .experts = 20,
+     .used = 8,
+     .part = PS_MOE_PART_FAR,
+     .direct = 3,
+     .tables = true},
+    {.tokens = 4,
+     .cols = 256,
+     .ff = 256,
+     .experts = 14,
+     .used = 8,
+     .part = PS_MOE_PART_FAR,
+     .direct = 2,
+     .resident = true,
+     .tables = true,
+     .residual = true},
+    {.tokens = 3,
+     .cols = 256,
+     .ff = 256,
+     .experts = 14,
+     .used = 8,
+     .part = PS_MOE_PART_NEAR,
+     .direct = 2,
+     .resident = true},
+    {.tokens = 23,
+     .cols = 256,
+     .ff = 256,
+     .experts = 12,
+     .used = 6,
+     .part = PS_MOE_PART_FAR,
+     .direct = 4,
+     .tables = true,
+     .holes = true,
+     .residual = true},
+    {.tokens = 2, .cols = 256, .ff = 256, .experts = 16, .used = 4, .holes = true},
+    {.tokens = 2,
+     .cols = 256,
+     .ff = 256,
+     .experts = 9,
+     .used = 3,
+     .part = PS_MOE_PART_FAR,
+     .direct = 100,
+     .residual = true},
+    {.tokens = 2, .cols = 256, .ff = 256, .experts = 9, .used = 3, .part = PS_MOE_PART_NEAR, .tables = true},
+    {.tokens = 40, .cols = 256, .ff = 256, .experts = 9, .used = 4, .part = PS_MOE_PART_NEAR},
+    {.tokens = 6,
+     .cols = 256,
+     .ff = 256,
+     .experts = 34,
+     .used = 32,
+     .expert0 = 7,
+     .n_experts = 25,
+     .part = PS_MOE_PART_FAR,
+     .direct = 9,
+     .resident = true,
+     .tables = true,
+     .holes = true},
 };
 
 static bool fits(const ps_kernel_spec *k, const shape *s, bool heads) {
@@ -631,6 +727,48 @@ static bool fill_fits(const ps_kernel_spec *k, fill how) {
         return how != HUGE_VALUES || k->out_fmt != PS_FMT_NONE;
     default:
         return true;
+    }
+}
+
+/* One part on top of the other's result, and ranges of experts one on top of the other, are the whole. */
+static void check_parts(const ps_kernel *k, ps_cpu_level top) {
+    for (uint32_t tokens = 1; tokens <= 33; tokens = tokens * 5 + 1) {
+        const shape s = {.tokens = tokens,
+                         .cols = 256,
+                         .ff = 256,
+                         .experts = 14,
+                         .used = 6,
+                         .resident = true,
+                         .direct = tokens % 4,
+                         .residual = true};
+        static instance n;
+        make(&n, &k->spec, &s, RANDOM);
+        const uint64_t bytes = ps_scratch_bytes(&k->spec.scratch, tokens, s.cols, 1, 0);
+        const ps_xarg sums = new_act(PS_FMT_F32, s.cols, tokens);
+        n.a.n_threads = 1;
+        n.a.scratch = guarded(bytes);
+        for (uint32_t i = 0; i < k->n_variants && k->variants[i].level <= top; i++) {
+            cases++;
+            ps_kernel_run_serial(k, k->variants[i].level, &n.a);
+            for (int way = 0; way < 2; way++) {
+                ps_kargs p = n.a;
+                p.dst = sums;
+                for (uint32_t piece = 0; piece < (way ? 3u : 2u); piece++) {
+                    if (way == 0) {
+                        p.part = piece ? PS_MOE_PART_NEAR : PS_MOE_PART_FAR;
+                    } else {
+                        p.row0 = piece ? p.row0 + p.n_rows : 0;
+                        p.n_rows = piece == 2 ? s.experts - p.row0 : 3 + 4 * piece;
+                    }
+                    ps_kernel_run_serial(k, k->variants[i].level, &p);
+                    p.src[2] = sums;
+                }
+                const double d = distance(&sums, &n.a.dst, tokens);
+                if (!(d <= 1e-6))
+                    fail(k, k->variants[i].level, &s, RANDOM, way ? "sum of ranges" : "sum of parts", d);
+            }
+        }
+        release();
     }
 }
 
@@ -684,6 +822,8 @@ int main(void) {
                 if (fits(&t[i].spec, &head_shapes[j], true))
                     check(&t[i], top, &head_shapes[j], (fill)how);
         }
+        if (t[i].spec.op == PS_OP_MOE_DISPATCH)
+            check_parts(&t[i], top);
         if (cases == before && t[i].spec.op != PS_OP_MATMUL) {
             failures++;
             printf("FAIL no case for %s\n", t[i].spec.name);

@@ -203,6 +203,8 @@ typedef struct shape {
     uint32_t n_tokens;
     bool bias, residual, in_place;
     data_kind kind;
+    uint64_t before,
+        behind; /* the weights are these columns of a wider matrix, with so many at their sides */
 } shape;
 
 /* Items of every phase handed out forwards in one go (step 0), or backwards in pieces of `step`. */
@@ -226,14 +228,16 @@ static void execute(const ps_cpu_variant *v, ps_kargs *a, uint32_t n_threads, ui
 
 static int check(const ps_kernel *kernel, const shape *s, bool verbose) {
     const ps_kernel_spec *spec = &kernel->spec;
-    uint64_t w_row, bad = 0;
-    if (!ps_dtype_bytes(spec->wtype, s->cols, &w_row))
+    uint64_t w_row, w_before, w_behind, bad = 0;
+    if (!ps_dtype_bytes(spec->wtype, s->before + s->cols + s->behind, &w_row) ||
+        !ps_dtype_bytes(spec->wtype, s->before, &w_before) ||
+        !ps_dtype_bytes(spec->wtype, s->behind, &w_behind))
         return 1;
     uint64_t x_row = ps_fmt_row_bytes(spec->in_fmt, s->cols), y_row = ps_fmt_row_bytes(PS_FMT_F32, s->rows);
     enum { MAX_THREADS = 5 };
     uint64_t longest = s->cols > s->rows ? s->cols : s->rows;
     uint64_t scratch_bytes = ps_scratch_bytes(&spec->scratch, s->n_tokens, longest, MAX_THREADS, 0);
-    guarded w = guarded_new(w_row * s->rows), x = guarded_new(x_row * s->n_tokens);
+    guarded w = guarded_new(w_row * s->rows - w_behind), x = guarded_new(x_row * s->n_tokens);
     guarded y = guarded_new(y_row * s->n_tokens), res = guarded_new(y_row * s->n_tokens);
     guarded bias = guarded_new(s->rows * 4), scratch = guarded_new(scratch_bytes);
     float *plain = malloc(s->cols * s->n_tokens * sizeof *plain);
@@ -242,7 +246,7 @@ static int check(const ps_kernel *kernel, const shape *s, bool verbose) {
     float *first = malloc(s->n_rows * s->n_tokens * sizeof *first);
     if (!plain || !wf || !ref || !first)
         exit(1);
-    fill_weights(spec->wtype, w.data, s->cols * s->rows, s->kind);
+    fill_weights(spec->wtype, w.data, (s->before + s->cols + s->behind) * s->rows - s->behind, s->kind);
     for (uint32_t t = 0; t < s->n_tokens; t++) {
         float *row = plain + t * s->cols;
         fill_activations(row, s->cols, s->kind);
@@ -265,7 +269,7 @@ static int check(const ps_kernel *kernel, const shape *s, bool verbose) {
         .n_tokens = s->n_tokens,
         .row0 = s->row0,
         .n_rows = s->n_rows,
-        .w = {{.data = w.data,
+        .w = {{.data = w.data + w_before,
                .type = spec->wtype,
                .cols = s->cols,
                .rows = s->rows,
@@ -288,7 +292,7 @@ static int check(const ps_kernel *kernel, const shape *s, bool verbose) {
 
     double ref_norm = 0;
     for (uint64_t r = 0; r < s->n_rows; r++) {
-        ps_dequantize_row(spec->wtype, w.data + (s->row0 + r) * w_row, wf, s->cols);
+        ps_dequantize_row(spec->wtype, a.w[0].data + (s->row0 + r) * w_row, wf, s->cols);
         for (uint32_t t = 0; t < s->n_tokens; t++) {
             double sum = 0, spread = 0;
             float b = 0, v = 0;
@@ -365,6 +369,110 @@ static int check(const ps_kernel *kernel, const shape *s, bool verbose) {
     return bad != 0;
 }
 
+/* Columns [col0, col0 + n) of a row of activations as a row of their own. */
+static void slice(ps_fmt fmt, const uint8_t *in, uint64_t cols, uint64_t col0, uint64_t n, uint8_t *out) {
+    if (fmt != PS_FMT_Q8) {
+        memcpy(out, in + col0 * 4, n * 4);
+        return;
+    }
+    memcpy(out, in + col0, n);
+    memcpy(out + ps_q8_d_offset(n), in + ps_q8_d_offset(cols) + col0 / 32 * 4, n / 32 * 4);
+    memcpy(out + ps_q8_s_offset(n), in + ps_q8_s_offset(cols) + col0 / 32 * 4, n / 32 * 4);
+}
+
+/* The whole inner dimension is the sum of its ranges, each added to the sum of those before it; the bias is in the
+ * first. */
+static int check_ranges(const ps_kernel *kernel, uint32_t n_tokens) {
+    enum { COLS = 1280, ROWS = 53, RANGES = 3 };
+    static const uint64_t ends[RANGES + 1] = {0, 256, 1024, COLS};
+    const ps_kernel_spec *spec = &kernel->spec;
+    const uint64_t x_row = ps_fmt_row_bytes(spec->in_fmt, COLS), y_row = ps_fmt_row_bytes(PS_FMT_F32, ROWS);
+    const uint64_t scratch_bytes = ps_scratch_bytes(&spec->scratch, n_tokens, COLS, 1, 0);
+    uint64_t w_row, before;
+    int bad = 0;
+    if (!ps_dtype_bytes(spec->wtype, COLS, &w_row))
+        return 1;
+    guarded w = guarded_new(w_row * ROWS), x = guarded_new(x_row * n_tokens),
+            part = guarded_new(x_row * n_tokens);
+    guarded y = guarded_new(y_row * n_tokens), sum = guarded_new(y_row * n_tokens);
+    guarded bias = guarded_new(ROWS * 4), scratch = guarded_new(scratch_bytes);
+    float plain[COLS];
+    fill_weights(spec->wtype, w.data, COLS * ROWS, DATA_NORMAL);
+    for (uint64_t i = 0; i < ROWS; i++) {
+        const float b = normal();
+        memcpy(bias.data + i * 4, &b, 4);
+    }
+    for (uint32_t t = 0; t < n_tokens; t++) {
+        fill_activations(plain, COLS, DATA_NORMAL);
+        if (spec->in_fmt == PS_FMT_Q8)
+            quantise(plain, x.data + t * x_row, COLS);
+        else
+            memcpy(x.data + t * x_row, plain, sizeof plain);
+    }
+    const ps_kargs whole = {
+        .n_tokens = n_tokens,
+        .n_rows = ROWS,
+        .w = {{.data = w.data,
+               .type = spec->wtype,
+               .cols = COLS,
+               .rows = ROWS,
+               .experts = 1,
+               .row_bytes = w_row},
+              {.data = bias.data,
+               .type = PS_DTYPE_F32,
+               .cols = ROWS,
+               .rows = 1,
+               .experts = 1,
+               .row_bytes = ROWS * 4}},
+        .src = {{.data = x.data, .fmt = spec->in_fmt, .cols = COLS, .row_bytes = x_row}},
+        .dst = {.data = y.data, .fmt = PS_FMT_F32, .cols = ROWS, .row_bytes = y_row},
+        .scratch = scratch.data,
+        .n_threads = 1,
+    };
+    for (uint32_t i = 0; i < kernel->n_variants && kernel->variants[i].level <= ps_cpu_level_detect(); i++) {
+        const ps_cpu_level level = kernel->variants[i].level;
+        ps_kernel_run_serial(kernel, level, &whole);
+        for (uint32_t k = 0; k < RANGES; k++) {
+            ps_kargs a = whole;
+            const uint64_t n = ends[k + 1] - ends[k];
+            if (!ps_dtype_bytes(spec->wtype, ends[k], &before))
+                return 1;
+            a.w[0].data = w.data + before;
+            a.w[0].cols = n;
+            a.src[0] = (ps_xarg){.data = part.data,
+                                 .fmt = spec->in_fmt,
+                                 .cols = n,
+                                 .row_bytes = ps_fmt_row_bytes(spec->in_fmt, n)};
+            for (uint32_t t = 0; t < n_tokens; t++)
+                slice(spec->in_fmt, x.data + t * x_row, COLS, ends[k], n, part.data + t * a.src[0].row_bytes);
+            a.dst.data = sum.data;
+            if (k > 0) {
+                a.w[1].data = NULL;
+                a.src[1] = a.dst;
+            }
+            ps_kernel_run_serial(kernel, level, &a);
+        }
+        double diff = 0, norm = 0;
+        for (uint32_t t = 0; t < n_tokens; t++)
+            for (uint32_t r = 0; r < ROWS; r++) {
+                float u, v;
+                memcpy(&u, y.data + t * y_row + r * 4, 4);
+                memcpy(&v, sum.data + t * y_row + r * 4, 4);
+                diff += ((double)u - v) * ((double)u - v);
+                norm += (double)u * u;
+            }
+        if (!(sqrt(diff / norm) <= 1e-5)) {
+            printf("FAIL %s %s: sum of ranges of columns, tokens %u: error %.3g\n", spec->name,
+                   ps_cpu_level_name(level), n_tokens, sqrt(diff / norm));
+            bad = 1;
+        }
+    }
+    guarded *all[] = {&w, &x, &part, &y, &sum, &bias, &scratch};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        guarded_free(all[i]);
+    return bad;
+}
+
 int main(int argc, char **argv) {
     bool verbose = argc > 1 && strcmp(argv[1], "-v") == 0;
     static const uint32_t tokens[] = {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 130};
@@ -389,6 +497,10 @@ int main(int argc, char **argv) {
                            .bias = n & 1,
                            .residual = n & 2,
                            .in_place = (n & 6) == 6};
+                if (rep == 2) {
+                    s.before = block * (n % 3);
+                    s.behind = block * (1 + n % 5);
+                }
                 size_t r = n % (sizeof ranges / sizeof *ranges);
                 s.rows = ranges[r].rows, s.row0 = ranges[r].row0, s.n_rows = ranges[r].n_rows;
                 failures += check(kernel, &s, verbose);
@@ -408,6 +520,8 @@ int main(int argc, char **argv) {
         shape prompt = {.cols = block == 256 ? 768 : 576, .n_tokens = 512, .rows = 48, .n_rows = 48};
         failures += check(kernel, &prompt, verbose);
         checks++;
+        failures += check_ranges(kernel, 1) + check_ranges(kernel, 5) + check_ranges(kernel, 70);
+        checks += 3;
         shape none = {.cols = 256, .n_tokens = 4, .rows = 8, .n_rows = 0};
         failures += check(kernel, &none, verbose);
         checks++;

@@ -52,9 +52,14 @@ void ps_mm_store(const ps_kargs *a, uint64_t row, uint32_t nr, uint32_t t, uint3
     }
 }
 
+/* Bytes of a row's columns: less than row_bytes where they are a range of a larger matrix. */
+static uint64_t cols_bytes(const ps_warg *w) {
+    return w->cols / mm_block_elems(w->type) * mm_block_bytes(w->type);
+}
+
 /* Rows per item, a multiple of MM_NR. */
 static uint64_t few_rows(const ps_kargs *a) {
-    uint64_t rows = FEW_ITEM_BYTES / (a->w[0].row_bytes + 1) / MM_NR * MM_NR;
+    uint64_t rows = FEW_ITEM_BYTES / (cols_bytes(&a->w[0]) + 1) / MM_NR * MM_NR;
     return rows < MM_NR ? MM_NR : rows > FEW_ITEM_MAX_ROWS ? FEW_ITEM_MAX_ROWS : rows;
 }
 
@@ -65,20 +70,20 @@ uint64_t ps_mm_items_few(const ps_kargs *a, uint32_t phase) {
 }
 
 static void run_few(const ps_kargs *a, uint64_t first, uint64_t n, mm_dot dot) {
+    const ps_warg *wt = &a->w[0];
+    const uint64_t bytes = cols_bytes(wt);
     uint64_t rows = few_rows(a), end = a->row0 + a->n_rows;
     uint64_t row = a->row0 + first * rows, last = min_u64(row + n * rows, end);
-    const uint8_t *w_end = a->w[0].data + last * a->w[0].row_bytes;
     float out[MM_NR * MM_NT];
-    for (uint64_t i = 0; row < last && i < MM_AHEAD_BYTES; i += 64)
-        __builtin_prefetch(a->w[0].data + row * a->w[0].row_bytes + i);
+    mm_ask_first(wt->data + row * wt->row_bytes, wt->row_bytes, bytes, last - row);
     for (; row < last; row += MM_NR) {
         uint32_t nr = (uint32_t)min_u64(MM_NR, last - row);
-        const uint8_t *w = a->w[0].data + row * a->w[0].row_bytes;
-        uint64_t ahead = (uint64_t)(w_end - w) - nr * a->w[0].row_bytes;
+        const uint8_t *w = wt->data + row * wt->row_bytes;
+        uint64_t ahead = mm_ahead(w, wt->row_bytes, bytes, last - row, NULL, 0);
         for (uint32_t t = 0; t < a->n_tokens; t += MM_NT, ahead = 0) {
             uint32_t nt = (uint32_t)min_u64(MM_NT, a->n_tokens - t);
             const uint8_t *x = (const uint8_t *)a->src[0].data + t * a->src[0].row_bytes;
-            dot(w, a->w[0].row_bytes, a->w[0].cols, nr, ahead, x, a->src[0].row_bytes, nt, out);
+            dot(w, wt->row_bytes, wt->cols, nr, ahead, x, a->src[0].row_bytes, nt, out);
             ps_mm_store(a, row, nr, t, nt, out, false);
         }
     }

@@ -88,12 +88,12 @@ MM_INLINE __m256i unpack(const ps_dtype type, const uint8_t *b, uint32_t g) {
     return v;
 }
 
-/* Ask for the next n bytes of weights, at the distance of all levels. */
-MM_INLINE void fetch(const uint8_t *w, uint64_t n, uint64_t ahead) {
-    if (ahead > MM_AHEAD_BYTES)
-        ahead = MM_AHEAD_BYTES;
-    for (uint64_t i = 0; i < n; i += 64)
-        _mm_prefetch((const char *)w + i + ahead, _MM_HINT_T0);
+/* Ask for what lies `ahead` of n bytes of each row. */
+MM_INLINE void fetch(const int NR, const uint8_t *w, uint64_t row_bytes, uint32_t n, uint64_t ahead) {
+#pragma GCC unroll 4
+    for (int r = 0; r < NR; r++)
+        for (uint32_t i = 0; i < n; i += 64)
+            mm_ask(w + (uint64_t)r * row_bytes + i, ahead);
 }
 
 /* Sum of the lanes, halves first. */
@@ -110,7 +110,8 @@ MM_INLINE __m256 dot32(__m256i w, __m256i q) {
 }
 
 MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const uint8_t *w, uint64_t row_bytes,
-                       uint64_t cols, const uint8_t *x, uint64_t x_bytes, float *out) {
+                       uint64_t cols, uint64_t ahead, const uint8_t *x, uint64_t x_bytes, float *out) {
+    const uint32_t fetch_blocks = mm_is_super(type) || type == PS_DTYPE_Q8_0 ? 1 : 2; /* a line or more */
     const uint32_t per_block = mm_is_super(type) ? 8 : 1;
     const bool has_min =
         type == PS_DTYPE_Q4_1 || type == PS_DTYPE_Q5_1 || type == PS_DTYPE_Q4_K || type == PS_DTYPE_Q5_K;
@@ -125,6 +126,8 @@ MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const ui
             acc[r][t] = _mm256_setzero_ps();
     for (uint64_t g0 = 0; g0 < n_groups; g0 += per_block, w += mm_block_bytes(type)) {
         factors f[4];
+        if (ahead && g0 % (fetch_blocks * per_block) == 0)
+            fetch(NR, w, row_bytes, fetch_blocks * mm_block_bytes(type), ahead);
 #pragma GCC unroll 4
         for (int r = 0; r < NR; r++)
             load_factors(type, w + (uint64_t)r * row_bytes, &f[r]);
@@ -157,22 +160,20 @@ MM_INLINE void q8_tile(const ps_dtype type, const int NR, const int NT, const ui
 
 MM_INLINE void dot_q8(const ps_dtype type, const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,
                       uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {
-    if (ahead)
-        fetch(w, nr * row_bytes, ahead);
-    for (; nt >= 2; nt -= 2, x += 2 * x_bytes, out += 2 * MM_NR) {
+    for (; nt >= 2; nt -= 2, x += 2 * x_bytes, out += 2 * MM_NR, ahead = 0) {
         uint32_t r = 0;
         for (; r + 2 <= nr; r += 2)
-            q8_tile(type, 2, 2, w + r * row_bytes, row_bytes, cols, x, x_bytes, out + r);
+            q8_tile(type, 2, 2, w + r * row_bytes, row_bytes, cols, ahead, x, x_bytes, out + r);
         if (r < nr)
-            q8_tile(type, 1, 2, w + r * row_bytes, row_bytes, cols, x, x_bytes, out + r);
+            q8_tile(type, 1, 2, w + r * row_bytes, row_bytes, cols, ahead, x, x_bytes, out + r);
     }
     if (nt == 0)
         return;
     if (nr == 4)
-        q8_tile(type, 4, 1, w, row_bytes, cols, x, x_bytes, out);
+        q8_tile(type, 4, 1, w, row_bytes, cols, ahead, x, x_bytes, out);
     else
         for (uint32_t r = 0; r < nr; r++)
-            q8_tile(type, 1, 1, w + r * row_bytes, row_bytes, cols, x, x_bytes, out + r);
+            q8_tile(type, 1, 1, w + r * row_bytes, row_bytes, cols, ahead, x, x_bytes, out + r);
 }
 
 MM_INLINE void dequant(const ps_dtype type, const uint8_t *w, float *dst, uint64_t n) {
@@ -235,7 +236,8 @@ MM_INLINE void float_step(const ps_dtype type, const int NR, const int NT, const
 
 /* 4 rows by 3 tokens fill the sixteen registers. */
 MM_INLINE void float_tile(const ps_dtype type, const int NR, const int NT, const uint8_t *w,
-                          uint64_t row_bytes, uint64_t cols, const uint8_t *x, uint64_t x_bytes, float *out) {
+                          uint64_t row_bytes, uint64_t cols, uint64_t ahead, const uint8_t *x,
+                          uint64_t x_bytes, float *out) {
     const uint32_t bytes = mm_block_bytes(type);
     __m256 acc[4][3];
 #pragma GCC unroll 4
@@ -244,8 +246,11 @@ MM_INLINE void float_tile(const ps_dtype type, const int NR, const int NT, const
         for (int t = 0; t < NT; t++)
             acc[r][t] = _mm256_setzero_ps();
     uint64_t i = 0;
-    for (; i + 8 <= cols; i += 8)
+    for (; i + 8 <= cols; i += 8) {
+        if (ahead && i * bytes % 64 == 0)
+            fetch(NR, w + i * bytes, row_bytes, 64, ahead);
         float_step(type, NR, NT, w + i * bytes, row_bytes, x + i * 4, x_bytes, 8, acc);
+    }
     if (i < cols)
         float_step(type, NR, NT, w + i * bytes, row_bytes, x + i * 4, x_bytes, cols - i, acc);
 #pragma GCC unroll 4
@@ -256,23 +261,22 @@ MM_INLINE void float_tile(const ps_dtype type, const int NR, const int NT, const
 }
 
 MM_INLINE void float_rows(const ps_dtype type, const int NT, const uint8_t *w, uint64_t row_bytes,
-                          uint64_t cols, uint32_t nr, const uint8_t *x, uint64_t x_bytes, float *out) {
+                          uint64_t cols, uint32_t nr, uint64_t ahead, const uint8_t *x, uint64_t x_bytes,
+                          float *out) {
     if (nr == 4)
-        float_tile(type, 4, NT, w, row_bytes, cols, x, x_bytes, out);
+        float_tile(type, 4, NT, w, row_bytes, cols, ahead, x, x_bytes, out);
     else
         for (uint32_t r = 0; r < nr; r++)
-            float_tile(type, 1, NT, w + r * row_bytes, row_bytes, cols, x, x_bytes, out + r);
+            float_tile(type, 1, NT, w + r * row_bytes, row_bytes, cols, ahead, x, x_bytes, out + r);
 }
 
 MM_INLINE void dot_float(const ps_dtype type, const uint8_t *w, uint64_t row_bytes, uint64_t cols,
                          uint32_t nr, uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt,
                          float *out) {
-    if (ahead)
-        fetch(w, nr * row_bytes, ahead);
-    for (; nt >= 3; nt -= 3, x += 3 * x_bytes, out += 3 * MM_NR)
-        float_rows(type, 3, w, row_bytes, cols, nr, x, x_bytes, out);
-    for (; nt > 0; nt--, x += x_bytes, out += MM_NR)
-        float_rows(type, 1, w, row_bytes, cols, nr, x, x_bytes, out);
+    for (; nt >= 3; nt -= 3, x += 3 * x_bytes, out += 3 * MM_NR, ahead = 0)
+        float_rows(type, 3, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
+    for (; nt > 0; nt--, x += x_bytes, out += MM_NR, ahead = 0)
+        float_rows(type, 1, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
 }
 
 #define DEFINE_FLOAT(name)                                                                                   \

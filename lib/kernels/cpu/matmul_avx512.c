@@ -6,13 +6,13 @@
  * own accumulator register. */
 enum { Q8_NT = 4, FLOAT_NT = 4 };
 
-/* Ask for n bytes of each row, `ahead` bytes further on. */
+/* Ask for what lies `ahead` of n bytes of each row. */
 MM_INLINE void fetch(const int NR, const uint8_t *w, uint64_t row_bytes, uint64_t n, uint64_t ahead) {
 #pragma GCC unroll 4
     for (int r = 0; r < NR; r++)
 #pragma GCC unroll 9
         for (uint64_t i = 0; i < n; i += 64)
-            _mm_prefetch((const char *)w + (uint64_t)r * row_bytes + i + ahead, _MM_HINT_T0);
+            mm_ask(w + (uint64_t)r * row_bytes + i, ahead);
 }
 
 /* Sum of the lanes, halves first. */
@@ -171,7 +171,6 @@ MM_INLINE void q8_rows(const ps_dtype type, const int NR, const int NT, const ui
 
 MM_INLINE void dot_q8(const ps_dtype type, const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr,
                       uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out) {
-    ahead = ahead < MM_AHEAD_BYTES ? ahead : MM_AHEAD_BYTES;
     for (; nt >= Q8_NT; nt -= Q8_NT, x += Q8_NT * x_bytes, out += Q8_NT * MM_NR, ahead = 0)
         q8_rows(type, 2, Q8_NT, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
     for (; nt >= 2; nt -= 2, x += 2 * x_bytes, out += 2 * MM_NR, ahead = 0)
@@ -268,7 +267,6 @@ MM_INLINE void float_rows(const ps_dtype type, const int NT, const uint8_t *w, u
 MM_INLINE void dot_float(const ps_dtype type, const uint8_t *w, uint64_t row_bytes, uint64_t cols,
                          uint32_t nr, uint64_t ahead, const uint8_t *x, uint64_t x_bytes, uint32_t nt,
                          float *out) {
-    ahead = ahead < MM_AHEAD_BYTES ? ahead : MM_AHEAD_BYTES;
     for (; nt >= FLOAT_NT; nt -= FLOAT_NT, x += FLOAT_NT * x_bytes, out += FLOAT_NT * MM_NR, ahead = 0)
         float_rows(type, FLOAT_NT, w, row_bytes, cols, nr, ahead, x, x_bytes, out);
     for (; nt > 0; nt--, x += x_bytes, out += MM_NR, ahead = 0)

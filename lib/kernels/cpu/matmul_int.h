@@ -14,11 +14,12 @@ enum { MM_NR = 4, MM_NT = 12 };
 enum { MM_PANEL_ROWS = 16, MM_PANEL_COLS = 512 };
 enum { MM_N_TYPES = 31 };
 /* How far ahead of the weights in use memory is asked for the next: the hardware's own prefetch stops at
- * every page and loses a third of the bandwidth. */
-enum { MM_AHEAD_BYTES = 4096 };
+ * every page, and at every jump to another row or matrix. The L2 cache holds what is asked for this early. */
+enum { MM_AHEAD_BYTES = 8192 };
 
 /* Weight rows at w, w + row_bytes, ...; Q8 activation rows at x, x + x_bytes, ...; nr rows, nt tokens.
- * ahead: bytes behind the rows that the caller wants next, worth fetching into the cache.
+ * ahead: added to the address of a weight in use it gives one that the caller wants soon, worth fetching into the L2
+ * cache (any distance, modulo 2^64); 0: nothing.
  * Each result's order of operations depends on cols alone, never on its place in the tile. */
 typedef void (*mm_dot)(const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint32_t nr, uint64_t ahead,
                        const uint8_t *x, uint64_t x_bytes, uint32_t nt, float *out);
@@ -91,6 +92,31 @@ static inline void mm_unpack_k_scales(const uint8_t *p, uint32_t out[4]) {
     out[1] = (c & 0x0f0f0f0fu) | ((a >> 2) & 0x30303030u);
     out[2] = b & 0x3f3f3f3fu;
     out[3] = ((c >> 4) & 0x0f0f0f0fu) | ((b >> 2) & 0x30303030u);
+}
+
+/* Ask for the line at `w` + ahead. */
+static inline void mm_ask(const uint8_t *w, uint64_t ahead) {
+    __builtin_prefetch((const void *)((uintptr_t)w + ahead), 0, 2);
+}
+/* `ahead` of a tile of MM_NR rows at w: n_rows from w are wanted (stride row_bytes, each cols_bytes long), then those at
+ * `next` (at least block_rows of the same stride; NULL: none). Far enough for MM_AHEAD_BYTES, at least the next tile. */
+static inline uint64_t mm_ahead(const uint8_t *w, uint64_t row_bytes, uint64_t cols_bytes, uint64_t n_rows,
+                                const uint8_t *next, uint64_t block_rows) {
+    uint64_t rows = (MM_AHEAD_BYTES / (MM_NR * cols_bytes + 1) + 1) * MM_NR;
+    if (rows < n_rows)
+        return rows * row_bytes;
+    if (!next)
+        return 0;
+    rows = rows < block_rows ? rows : block_rows;
+    rows = rows > n_rows ? rows - n_rows : 0;
+    return (uint64_t)((uintptr_t)next - (uintptr_t)w) + rows * row_bytes;
+}
+/* Ask for the start of a walk over rows at w: a quarter of MM_AHEAD_BYTES of each row of the first tile. */
+static inline void mm_ask_first(const uint8_t *w, uint64_t row_bytes, uint64_t cols_bytes, uint64_t n_rows) {
+    const uint64_t most = MM_AHEAD_BYTES / MM_NR, n = cols_bytes < most ? cols_bytes : most;
+    for (uint64_t r = 0; r < n_rows && r < MM_NR; r++)
+        for (uint64_t i = 0; i < n; i += 64)
+            mm_ask(w + r * row_bytes, i);
 }
 
 /* dst[t][row] = out (+ bias) (+ residual) for a tile; `more` adds to dst instead (a later part of the

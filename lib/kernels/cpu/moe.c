@@ -1,29 +1,45 @@
-/* Mixture of experts on the CPU: dst = (src2 +) sum over a token's selected experts in [row0, row0 + n_rows) of
+/* Mixture of experts on the CPU: dst = (src2 +) sum over a token's experts that the call takes (moe_rule.h) of
  * weight * down(act(gate x) * up x), added up in ascending order of expert.
  *
- *   phase 0            sort the (token, slot) pairs by expert; one item
+ *   phase 0            sort the (token, slot) pairs by expert; one item. Few pairs: none, each thread sorts for itself
  *   phase 1, 3, 5      a block of hidden columns of one expert that has tokens: both products, activation
  *   phase 2, 4, 6      a block of output columns: the down products of all experts, weighted, summed
  *
  * The hidden rows of all pairs are kept in scratch. Where they do not fit for all tokens (many experts used), the
  * tokens are done in up to three rounds; the later phases are empty otherwise. Products are those of the matrix
- * kernels for few tokens, up to 12 pairs of an expert at a time; hidden rows have the format of src0. */
+ * kernels for few tokens, up to 12 pairs of an expert at a time; hidden rows have the format of src0. With few tokens
+ * all depends on how fast the weights arrive, so each block asks for the one that this thread takes after it. */
 #include <assert.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/matmul_int.h"
+#include "kernels/moe_rule.h"
 
-enum { OUT_BLOCK = 16, MAX_BLOCK = 128, MIN_BLOCK = 32 };
+enum { OUT_BLOCK = 16, MAX_BLOCK = 128, MIN_BLOCK = 32, FLOAT_BLOCK = 16 };
+enum { FEW_PAIRS = 128 }; /* at most so many are sorted by each thread instead of in a phase of its own */
 static_assert(PS_MOE_THREAD_COL >= MM_NT * 4, "gathered rows fit a thread's scratch");
 
-/* One round's pairs by expert: expert active[i] (counted from row0) has pairs [first[i], first[i+1]) of the
- * round's part of the list. */
+/* One round's pairs by expert: expert active[i] has pairs [first[i], first[i+1]) of the round's part of the list;
+ * none, where all its pairs are another round's. */
 typedef struct moe_round {
     uint32_t n_active;
     uint32_t first[PS_MAX_EXPERTS + 1];
     uint32_t active[PS_MAX_EXPERTS];
 } moe_round;
+
+/* The same as the items use it. */
+typedef struct moe_group {
+    uint32_t n_active;
+    const uint32_t *first, *active;
+    const uint32_t *pairs; /* token * used + slot, sorted by expert, token */
+    uint64_t t0, t1;       /* tokens of the round */
+} moe_group;
+
+/* Lists of a call of few pairs, on the stack. */
+typedef struct moe_few {
+    uint32_t first[FEW_PAIRS + 1], active[FEW_PAIRS], pairs[FEW_PAIRS];
+} moe_few;
 
 /* What a level brings. */
 typedef struct moe_level {
@@ -34,8 +50,9 @@ typedef struct moe_level {
 
 /* Where things lie in scratch, and how the tokens are cut into rounds. */
 typedef struct moe_frame {
+    bool few; /* nothing but hidden and gather is in use */
     moe_round *rounds;
-    uint32_t *pairs; /* token * used + slot, sorted by round, expert, token */
+    uint32_t *pairs; /* sorted by round, expert, token */
     ps_xarg hidden;  /* rows of one round's pairs */
     uint8_t *gather; /* [threads] MM_NT rows */
     uint64_t gather_bytes, used, round_tokens, n_rounds;
@@ -66,6 +83,7 @@ static moe_frame frame_of(const ps_kargs *a) {
     f.round_tokens = fit < t ? fit : t;
     f.n_rounds = (t + f.round_tokens - 1) / f.round_tokens;
     assert(fit > 0 && f.n_rounds <= PS_MOE_ROUNDS);
+    f.few = f.n_rounds == 1 && t * f.used <= FEW_PAIRS;
     uint8_t *p = a->scratch;
     f.gather = p;
     p += f.gather_bytes * a->n_threads;
@@ -84,62 +102,103 @@ static int32_t selected(const ps_kargs *a, uint64_t t, uint64_t slot, float *out
     return e;
 }
 
-/* Counting sort of one round's pairs. */
-static void group_round(const ps_kargs *a, const moe_frame *f, uint64_t round) {
-    moe_round *r = &f->rounds[round];
-    const uint64_t t0 = round * f->round_tokens;
-    const uint64_t t1 = t0 + f->round_tokens < a->n_tokens ? t0 + f->round_tokens : a->n_tokens;
-    uint32_t *pairs = f->pairs + t0 * f->used;
-    uint32_t *count = r->active; /* per expert, until the list is made */
+/* Counting sort of the pairs of tokens [t0, t1) whose experts are taken. first and active have room for the experts
+ * taken, and one more. Returns how many those are. */
+static uint32_t sort_pairs(const ps_kargs *a, const uint32_t *taken, uint64_t t0, uint64_t t1,
+                           uint32_t *first, uint32_t *active, uint32_t *pairs) {
+    const uint64_t used = a->src[1].cols;
+    uint16_t rank[PS_MAX_EXPERTS]; /* of the experts that are taken */
+    uint32_t n = 0, at = 0;
     float weight;
-    memset(count, 0, a->n_rows * sizeof *count);
-    for (uint64_t t = t0; t < t1; t++)
-        for (uint64_t k = 0; k < f->used; k++) {
-            const int64_t e = (int64_t)selected(a, t, k, &weight) - (int64_t)a->row0;
-            if (e >= 0 && (uint64_t)e < a->n_rows)
-                count[e]++;
+    for (uint32_t w = 0; w < PS_MOE_WORDS; w++)
+        for (uint32_t x = taken[w]; x != 0; x &= x - 1) {
+            const uint32_t e = 32 * w + (uint32_t)__builtin_ctz(x);
+            rank[e] = (uint16_t)n;
+            first[n] = 0;
+            active[n++] = e;
         }
-    uint32_t at = 0;
-    for (uint64_t e = 0; e < a->n_rows; e++) {
-        const uint32_t n = count[e];
-        r->first[e] = at;
-        at += n;
+    for (uint64_t t = t0; t < t1; t++)
+        for (uint64_t k = 0; k < used; k++) {
+            const int32_t e = selected(a, t, k, &weight);
+            if (ps_moe_takes(taken, e))
+                first[rank[e]]++;
+        }
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t here = first[i];
+        first[i] = at;
+        at += here;
     }
     for (uint64_t t = t0; t < t1; t++)
-        for (uint64_t k = 0; k < f->used; k++) {
-            const int64_t e = (int64_t)selected(a, t, k, &weight) - (int64_t)a->row0;
-            if (e >= 0 && (uint64_t)e < a->n_rows)
-                pairs[r->first[e]++] = (uint32_t)(t * f->used + k);
+        for (uint64_t k = 0; k < used; k++) {
+            const int32_t e = selected(a, t, k, &weight);
+            if (ps_moe_takes(taken, e))
+                pairs[first[rank[e]]++] = (uint32_t)(t * used + k);
         }
-    /* first[e] is now the end of e: keep the experts that have pairs. */
-    uint32_t n = 0, begin = 0;
-    for (uint64_t e = 0; e < a->n_rows; e++) {
-        const uint32_t end = r->first[e];
-        if (end == begin)
-            continue;
-        r->active[n] = (uint32_t)e;
-        r->first[n++] = begin;
-        begin = end;
+    /* first[i] is now the end of i. */
+    for (uint32_t i = n; i > 0; i--)
+        first[i] = first[i - 1];
+    first[0] = 0;
+    return n;
+}
+
+static void sort_rounds(const ps_kargs *a, const moe_frame *f) {
+    uint32_t taken[PS_MOE_WORDS];
+    ps_moe_select(a, taken);
+    for (uint64_t i = 0; i < f->n_rounds; i++) {
+        moe_round *r = &f->rounds[i];
+        const uint64_t t0 = i * f->round_tokens, t1 = t0 + f->round_tokens;
+        r->n_active = sort_pairs(a, taken, t0, t1 < a->n_tokens ? t1 : a->n_tokens, r->first, r->active,
+                                 f->pairs + t0 * f->used);
     }
-    r->first[n] = begin;
-    r->n_active = n;
+}
+
+static moe_group group_of(const ps_kargs *a, const moe_frame *f, uint64_t round, moe_few *few) {
+    const uint64_t t0 = round * f->round_tokens, t1 = t0 + f->round_tokens;
+    moe_group g = {.t0 = t0, .t1 = t1 < a->n_tokens ? t1 : a->n_tokens};
+    if (f->few) {
+        uint32_t taken[PS_MOE_WORDS];
+        ps_moe_select(a, taken);
+        g.n_active = sort_pairs(a, taken, g.t0, g.t1, few->first, few->active, few->pairs);
+        g.first = few->first;
+        g.active = few->active;
+        g.pairs = few->pairs;
+    } else {
+        const moe_round *r = &f->rounds[round];
+        g.n_active = r->n_active;
+        g.first = r->first;
+        g.active = r->active;
+        g.pairs = f->pairs + t0 * f->used;
+    }
+    return g;
 }
 
 /* Hidden columns of one item: more where an expert has many tokens, since each item gathers their rows. */
 static uint64_t hidden_block(const ps_kargs *a) {
-    return a->n_tokens * a->src[1].cols > 4 * a->n_rows ? MAX_BLOCK : MIN_BLOCK;
+    return a->n_tokens * a->src[1].cols > 4 * a->n_rows ? MAX_BLOCK
+           : a->src[0].fmt == PS_FMT_Q8                 ? MIN_BLOCK
+                                                        : FLOAT_BLOCK;
 }
 
 uint64_t ps_cpu_moe_items(const ps_kargs *a, uint32_t phase) {
-    if (phase == 0)
-        return 1;
+    if (a->n_tokens == 0)
+        return 0;
     const moe_frame f = frame_of(a);
+    if (phase == 0)
+        return f.few ? 0 : 1;
     const uint64_t round = (phase - 1) / 2;
     if (round >= f.n_rounds)
         return 0;
     if (phase % 2 == 0)
         return (a->dst.cols + OUT_BLOCK - 1) / OUT_BLOCK;
-    const uint64_t most = f.round_tokens * f.used < a->n_rows ? f.round_tokens * f.used : a->n_rows;
+    uint64_t most = a->n_tokens * f.used < a->n_rows ? a->n_tokens * f.used : a->n_rows;
+    if (f.few) {
+        uint32_t taken[PS_MOE_WORDS];
+        ps_moe_select(a, taken);
+        most = 0;
+        for (uint32_t w = 0; w < PS_MOE_WORDS; w++)
+            for (uint32_t x = taken[w]; x != 0; x &= x - 1)
+                most++;
+    }
     return most * ((a->w[0].rows + hidden_block(a) - 1) / hidden_block(a));
 }
 
@@ -181,47 +240,54 @@ static const uint8_t *operand(const moe_level *lv, const ps_xarg *x, const uint3
     return gather;
 }
 
-/* Rows [row0, row0 + nr) of an expert's matrix times nt operand rows: out[t * ld + r]. */
-static void product(const moe_level *lv, const ps_warg *w, uint64_t expert, uint64_t row0, uint64_t nr,
-                    const uint8_t *x, uint64_t stride, uint32_t nt, float *out, uint64_t ld) {
-    for (uint64_t r = 0; r < nr; r += MM_NR) {
+/* nr rows at `rows` of a matrix like w times nt operand rows: out[t * ld + r]. next: rows that are wanted after these,
+ * as many; NULL: unknown. fetch: the rows come from memory. */
+static void product(const moe_level *lv, const ps_warg *w, const uint8_t *rows, uint64_t nr, const uint8_t *x,
+                    uint64_t stride, uint32_t nt, float *out, uint64_t ld, bool fetch, const uint8_t *next) {
+    const mm_dot dot = takes_q8(w->type) ? lv->mm->dot_q8[w->type] : lv->mm->dot_float[w->type];
+    for (uint64_t r = 0; r < nr; r += MM_NR, rows += MM_NR * w->row_bytes) {
         float part[MM_NT * MM_NR];
         const uint32_t n = nr - r < MM_NR ? (uint32_t)(nr - r) : MM_NR;
-        const uint8_t *rows = w->data + (expert * w->rows + row0 + r) * w->row_bytes;
-        const uint64_t ahead = (nr - r - n) * w->row_bytes;
-        if (takes_q8(w->type))
-            lv->mm->dot_q8[w->type](rows, w->row_bytes, w->cols, n, ahead, x, stride, nt, part);
-        else
-            lv->mm->dot_float[w->type](rows, w->row_bytes, w->cols, n, ahead, x, stride, nt, part);
+        const uint64_t ahead = fetch ? mm_ahead(rows, w->row_bytes, w->row_bytes, nr - r, next, nr) : 0;
+        dot(rows, w->row_bytes, w->cols, n, ahead, x, stride, nt, part);
         for (uint32_t t = 0; t < nt; t++)
             memcpy(out + t * ld + r, part + t * MM_NR, n * sizeof *out);
     }
 }
 
-static void hidden_item(const moe_level *lv, const ps_kargs *a, const moe_frame *f, uint64_t round,
-                        uint64_t item, uint8_t *gather) {
-    const moe_round *r = &f->rounds[round];
+/* Row `row` of matrix i of the expert of number k in the group; NULL if there is no such. */
+static const uint8_t *rows_at(const ps_kargs *a, const moe_group *g, int i, uint64_t k, uint64_t row) {
+    if (k >= g->n_active || row >= a->w[i].rows)
+        return NULL;
+    return ps_moe_matrix(a, i, g->active[k]) + row * a->w[i].row_bytes;
+}
+
+/* more: the thread does the next item after this one. */
+static void hidden_item(const moe_level *lv, const ps_kargs *a, const moe_frame *f, const moe_group *g,
+                        uint64_t item, bool more, uint8_t *gather) {
     const uint64_t block = hidden_block(a), blocks = (a->w[0].rows + block - 1) / block;
     const uint64_t i = item / blocks, c0 = item % blocks * block;
-    if (i >= r->n_active)
+    if (i >= g->n_active)
         return;
-    const uint64_t expert = a->row0 + r->active[i], left = a->w[0].rows - c0, n = left < block ? left : block;
-    const uint32_t *pairs = f->pairs + round * f->round_tokens * f->used;
-    float g[MM_NT * MAX_BLOCK], u[MM_NT * MAX_BLOCK];
-    for (uint32_t p = r->first[i], nt; p < r->first[i + 1]; p += nt) {
+    const uint64_t left = a->w[0].rows - c0, n = left < block ? left : block;
+    const uint8_t *w_gate = rows_at(a, g, 0, i, c0), *w_up = rows_at(a, g, 1, i, c0);
+    const uint8_t *next = more ? rows_at(a, g, 0, (item + 1) / blocks, (item + 1) % blocks * block) : NULL;
+    float gate[MM_NT * MAX_BLOCK], up[MM_NT * MAX_BLOCK];
+    for (uint32_t p = g->first[i], nt; p < g->first[i + 1]; p += nt) {
+        const bool fetch = p == g->first[i];
         uint32_t rows[MM_NT];
         uint64_t stride;
-        nt = r->first[i + 1] - p < MM_NT ? r->first[i + 1] - p : MM_NT;
+        nt = g->first[i + 1] - p < MM_NT ? g->first[i + 1] - p : MM_NT;
         for (uint32_t k = 0; k < nt; k++)
-            rows[k] = (uint32_t)(pairs[p + k] / f->used);
+            rows[k] = (uint32_t)(g->pairs[p + k] / f->used);
         const uint8_t *x = operand(lv, &a->src[0], rows, nt, a->w[0].type, gather, &stride);
-        product(lv, &a->w[0], expert, c0, n, x, stride, nt, g, block);
+        product(lv, &a->w[0], w_gate, n, x, stride, nt, gate, block, fetch, w_up);
         if (takes_q8(a->w[0].type) != takes_q8(a->w[1].type))
             x = operand(lv, &a->src[0], rows, nt, a->w[1].type, gather, &stride);
-        product(lv, &a->w[1], expert, c0, n, x, stride, nt, u, block);
+        product(lv, &a->w[1], w_up, n, x, stride, nt, up, block, fetch, next);
         for (uint32_t k = 0; k < nt; k++) {
-            float *y = g + k * block;
-            lv->act(y, u + k * block, y, n, a->model->glu == PS_GLU_SILU);
+            float *y = gate + k * block;
+            lv->act(y, up + k * block, y, n, a->model->glu == PS_GLU_SILU);
             if (f->hidden.fmt == PS_FMT_Q8)
                 lv->quantize(&f->hidden, p + k, c0, n, y);
             else
@@ -231,14 +297,10 @@ static void hidden_item(const moe_level *lv, const ps_kargs *a, const moe_frame 
     }
 }
 
-static void out_item(const moe_level *lv, const ps_kargs *a, const moe_frame *f, uint64_t round,
-                     uint64_t item, uint8_t *gather) {
-    const moe_round *r = &f->rounds[round];
+static void out_item(const moe_level *lv, const ps_kargs *a, const moe_frame *f, const moe_group *g,
+                     uint64_t item, bool more, uint8_t *gather) {
     const uint64_t c0 = item * OUT_BLOCK, left = a->dst.cols - c0, n = left < OUT_BLOCK ? left : OUT_BLOCK;
-    const uint64_t t0 = round * f->round_tokens;
-    const uint64_t t1 = t0 + f->round_tokens < a->n_tokens ? t0 + f->round_tokens : a->n_tokens;
-    const uint32_t *pairs = f->pairs + t0 * f->used;
-    for (uint64_t t = t0; t < t1; t++) {
+    for (uint64_t t = g->t0; t < g->t1; t++) {
         float *y = (float *)(void *)((uint8_t *)a->dst.data + t * a->dst.row_bytes) + c0;
         const uint8_t *res = (const uint8_t *)a->src[2].data;
         if (res)
@@ -246,20 +308,24 @@ static void out_item(const moe_level *lv, const ps_kargs *a, const moe_frame *f,
         else
             memset(y, 0, n * sizeof *y);
     }
-    for (uint32_t i = 0; i < r->n_active; i++) {
-        for (uint32_t p = r->first[i], nt; p < r->first[i + 1]; p += nt) {
+    for (uint32_t i = 0; i < g->n_active; i++) {
+        const uint8_t *next = i + 1 < g->n_active ? rows_at(a, g, 2, i + 1, c0)
+                              : more              ? rows_at(a, g, 2, 0, c0 + OUT_BLOCK)
+                                                  : NULL;
+        for (uint32_t p = g->first[i], nt; p < g->first[i + 1]; p += nt) {
             float part[MM_NT * OUT_BLOCK];
             uint32_t rows[MM_NT];
             uint64_t stride;
-            nt = r->first[i + 1] - p < MM_NT ? r->first[i + 1] - p : MM_NT;
+            nt = g->first[i + 1] - p < MM_NT ? g->first[i + 1] - p : MM_NT;
             for (uint32_t k = 0; k < nt; k++)
                 rows[k] = p + k;
             const uint8_t *x = operand(lv, &f->hidden, rows, nt, a->w[2].type, gather, &stride);
-            product(lv, &a->w[2], a->row0 + r->active[i], c0, n, x, stride, nt, part, OUT_BLOCK);
+            product(lv, &a->w[2], rows_at(a, g, 2, i, c0), n, x, stride, nt, part, OUT_BLOCK,
+                    p == g->first[i], next);
             for (uint32_t k = 0; k < nt; k++) {
-                const uint64_t t = pairs[p + k] / f->used;
+                const uint64_t t = g->pairs[p + k] / f->used;
                 float weight, *y = (float *)(void *)((uint8_t *)a->dst.data + t * a->dst.row_bytes) + c0;
-                selected(a, t, pairs[p + k] % f->used, &weight);
+                selected(a, t, g->pairs[p + k] % f->used, &weight);
                 for (uint64_t c = 0; c < n; c++)
                     y[c] += weight * part[k * OUT_BLOCK + c];
             }
@@ -271,15 +337,23 @@ static void moe_run(const moe_level *lv, const ps_kargs *a, uint32_t phase, uint
                     uint32_t thread) {
     const moe_frame f = frame_of(a);
     uint8_t *gather = f.gather + thread * f.gather_bytes;
-    for (uint64_t i = first; i < first + n; i++) {
-        if (phase == 0)
-            for (uint64_t r = 0; r < f.n_rounds; r++)
-                group_round(a, &f, r);
-        else if (phase % 2 == 1)
-            hidden_item(lv, a, &f, (phase - 1) / 2, i, gather);
-        else
-            out_item(lv, a, &f, (phase - 1) / 2, i, gather);
+    if (phase == 0) {
+        sort_rounds(a, &f);
+        return;
     }
+    moe_few few;
+    const moe_group g = group_of(a, &f, (phase - 1) / 2, &few);
+    const bool hidden = phase % 2 == 1;
+    const uint64_t blocks = (a->w[0].rows + hidden_block(a) - 1) / hidden_block(a);
+    const uint8_t *w = hidden ? rows_at(a, &g, 0, first / blocks, first % blocks * hidden_block(a))
+                              : rows_at(a, &g, 2, 0, first * OUT_BLOCK);
+    if (w)
+        mm_ask_first(w, a->w[hidden ? 0 : 2].row_bytes, a->w[hidden ? 0 : 2].row_bytes, MM_NR);
+    for (uint64_t i = first; i < first + n; i++)
+        if (hidden)
+            hidden_item(lv, a, &f, &g, i, i + 1 < first + n, gather);
+        else
+            out_item(lv, a, &f, &g, i, i + 1 < first + n, gather);
 }
 
 #define MOE_LEVEL(level)                                                                                     \

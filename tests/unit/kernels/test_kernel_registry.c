@@ -115,6 +115,22 @@ Test(cost, matmul_by_hand) {
     cr_assert_float_eq(bytes, 100 * 36 + 2 * (64 + 16) + 2 * 100 * 4, 0.5);
 }
 
+/* Half of the columns of a wider matrix, and activations as scaled halves. */
+Test(cost, matmul_of_a_range_of_columns_by_hand) {
+    uint8_t byte = 0;
+    const ps_kernel *k = ps_kernel_choose(PS_OP_MATMUL, PS_DTYPE_Q4_0, PS_FMT_Q8, PS_FMT_F32, PS_DEV_CPU, 2);
+    ps_kargs a = {.n_tokens = 3,
+                  .n_rows = 100,
+                  .w = {{.data = &byte, .type = PS_DTYPE_Q4_0, .cols = 64, .rows = 100, .row_bytes = 72}},
+                  .src = {{.data = &byte, .fmt = PS_FMT_F16S, .cols = 64},
+                          {.data = &byte, .fmt = PS_FMT_F32, .cols = 100}},
+                  .dst = {.data = &byte, .fmt = PS_FMT_F32, .cols = 100}};
+    double bytes, flops;
+    ps_kernel_cost(k, &a, &bytes, &flops);
+    cr_assert_float_eq(flops, 2.0 * 3 * 100 * 64 + 3 * 100, 0.5);
+    cr_assert_float_eq(bytes, 100 * 36 + 3 * (64 * 2 + 4) + 2 * 3 * 100 * 4, 0.5);
+}
+
 Test(cost, attention_with_a_window_by_hand) {
     uint8_t byte = 0;
     const ps_kernel *k =
@@ -156,6 +172,16 @@ Test(cost, experts_count_once) {
     ps_kernel_cost(k, &a, &bytes, &flops);
     /* Expert 0 is outside the range; 1 and 3 are read once, with one and two tokens. */
     cr_assert_float_eq(bytes, 2 * (2 * 6 * 16 + 4 * 24) + 2 * 4 * 4 + 2 * 2 * 8 + 2 * 4 * 4, 0.5);
+    cr_assert_float_eq(flops, 3 * (2.0 * 3 * 24 + 8 * 6 + 2 * 4), 0.5);
+    /* Of all four, 3 is resident and 0 is read direct: 1 is left for the host, once. */
+    const uint32_t resident = 1u << 3;
+    ps_kargs far = a;
+    far.row0 = 0, far.n_rows = 4, far.part = PS_MOE_PART_FAR, far.resident = &resident, far.max_direct = 1;
+    ps_kernel_cost(k, &far, &bytes, &flops);
+    cr_assert_float_eq(bytes, 2 * 6 * 16 + 4 * 24 + 2 * 4 * 4 + 2 * 2 * 8 + 2 * 4 * 4, 0.5);
+    cr_assert_float_eq(flops, 2.0 * 3 * 24 + 8 * 6 + 2 * 4, 0.5);
+    far.part = PS_MOE_PART_NEAR;
+    ps_kernel_cost(k, &far, &bytes, &flops);
     cr_assert_float_eq(flops, 3 * (2.0 * 3 * 24 + 8 * 6 + 2 * 4), 0.5);
 }
 

@@ -116,7 +116,7 @@ static void scenario_sizes(ps_device *d) {
     if (!range)
         return;
     uint8_t *base = ps_vram_base(range);
-    CHECK((uintptr_t)base % (2 * SCENARIO_MIB) == 0, "%p", (void *)base);
+    CHECK((uintptr_t)base % 4096 == 0, "%p", (void *)base);
     CHECK(ps_vram_mapped(range) == 0, "%" PRIu64, ps_vram_mapped(range));
     uint32_t *d_host, *host = scenario_host(d, most, &d_host);
     uint64_t before = 0, used = 0, all = 0, total = 0;

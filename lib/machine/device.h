@@ -5,7 +5,8 @@
  *
  * Calls on one device come from one thread at a time, unless they say "any thread"; a call makes the device the
  * thread's current one. Work is enqueued in order on each stream and runs asynchronously. A call that fails leaves the
- * device usable for ps_device_close. Errors of all calls that take a ps_error: PS_E_OS with CUDA's code (which may be that of
+ * device usable for ps_device_close. What frees memory, releases VRAM or makes a graph may wait for all that is enqueued: not while an
+ * await is pending that this thread has to answer. Errors of all calls that take a ps_error: PS_E_OS with CUDA's code (which may be that of
  * work enqueued earlier), PS_E_NOMEM, PS_E_USAGE for calls that break the rules here, and what they say themselves. */
 #ifndef PS_MACHINE_DEVICE_H
 #define PS_MACHINE_DEVICE_H
@@ -90,7 +91,7 @@ bool ps_device_fault(const ps_device *device, const char *call);
 
 /* ---- VRAM ---- */
 /* Reserve `bytes` (a multiple of PS_VRAM_HANDLE) of addresses; nothing is mapped yet. Base never moves and is a multiple
- * of 2 MiB. */
+ * of 4 KiB. */
 ps_status ps_vram_reserve(ps_device *device, uint64_t bytes, ps_vram_range **out, ps_error *err);
 /* Map or release at the tail so that [0, bytes) is mapped, a multiple of PS_VRAM_HANDLE. What is released must not be
  * in use; what stays keeps its content, what comes has any. A growth that fails leaves what was mapped before; a release that

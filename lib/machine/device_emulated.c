@@ -20,8 +20,7 @@
 
 enum {
     N_LANES = 5, /* the streams, then the branches of graphs */
-    BASE_ALIGN = 2 << 20,
-    LOOKS = 64, /* of an await before it sleeps */
+    LOOKS = 64,  /* of an await before it sleeps */
     NAP_FIRST_NS = 10000,
     NAP_LAST_NS = 200000,
 };
@@ -479,17 +478,12 @@ static ps_status emulated_reserve(ps_device *d, uint64_t bytes, uint8_t **out_ba
     if (refuse(d, "vram_reserve", PS_E_NOMEM, err))
         return PS_E_NOMEM;
     void *at = MAP_FAILED;
-    if (bytes <= SIZE_MAX - BASE_ALIGN)
-        at = mmap(NULL, bytes + BASE_ALIGN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (bytes <= SIZE_MAX)
+        at = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return ps_error_set(err, PS_E_NOMEM, d->info.name, "cannot reserve %.0f MiB of addresses",
                             (double)bytes / 0x1p20);
-    const uintptr_t first = (uintptr_t)at, base = (first + BASE_ALIGN - 1) / BASE_ALIGN * BASE_ALIGN;
-    if (base > first)
-        munmap(at, base - first);
-    if (first + BASE_ALIGN > base)
-        munmap((void *)(base + bytes), first + BASE_ALIGN - base);
-    *out_base = (uint8_t *)base;
+    *out_base = (uint8_t *)at;
     return PS_OK;
 }
 
@@ -516,9 +510,7 @@ static ps_status emulated_unmap(ps_device *d, uint8_t *at, uint64_t bytes, bool 
     *out_left = bytes;
     if (ask && refuse(d, "vram_resize", PS_E_OS, err))
         return PS_E_OS;
-    /* Mapped anew rather than mprotect: the content is gone as well. */
-    if (mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
-        MAP_FAILED)
+    if (madvise(at, bytes, MADV_DONTNEED) != 0 || mprotect(at, bytes, PROT_NONE) != 0)
         return ps_error_errno(err, PS_E_OS, d->info.name, errno, "cannot release VRAM");
     atomic_fetch_sub(&e->mapped, bytes);
     *out_left = 0;

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Test state of one thread; this file is no library. */
+/* Test state; this file is no library. What is held is counted in any thread, calls fail in the body's only. */
 static ps_fault_held held;
 static uint64_t calls, fail_at;
 static bool fail_onwards, armed, hit;
@@ -40,20 +40,24 @@ static bool fails(enum fault_call call) {
     return true;
 }
 
+static int64_t add(int64_t *what, int64_t n) {
+    return __atomic_add_fetch(what, n, __ATOMIC_RELAXED);
+}
+
 static void *counted(void *p) {
     if (p != NULL) {
-        held.blocks++;
-        held.heap_bytes += (int64_t)malloc_usable_size(p);
-        if (held.heap_bytes > held.peak_bytes)
-            held.peak_bytes = held.heap_bytes;
+        add(&held.blocks, 1);
+        const int64_t now = add(&held.heap_bytes, (int64_t)malloc_usable_size(p));
+        if (now > held.peak_bytes)
+            held.peak_bytes = now;
     }
     return p;
 }
 
 static void uncounted(void *p) {
     if (p != NULL) {
-        held.blocks--;
-        held.heap_bytes -= (int64_t)malloc_usable_size(p);
+        add(&held.blocks, -1);
+        add(&held.heap_bytes, -(int64_t)malloc_usable_size(p));
     }
 }
 
@@ -75,8 +79,8 @@ WRAP(void *, realloc, void *p, size_t n) {
     void *q = __real_realloc(p, n);
     if (q == NULL && n != 0)
         return NULL;
-    held.heap_bytes -= old_bytes;
-    held.blocks -= p != NULL;
+    add(&held.heap_bytes, -old_bytes);
+    add(&held.blocks, p != NULL ? -1 : 0);
     return counted(q);
 }
 WRAP(char *, strdup, const char *s) {
@@ -105,19 +109,19 @@ int __wrap_open(const char *path, int flags, ...) {
     if (fails(CALL_open))
         return -1;
     int fd = __real_open(path, flags, mode);
-    held.descriptors += fd >= 0;
+    add(&held.descriptors, fd >= 0);
     return fd;
 }
 WRAP(int, mkostemp, char *path, int flags) {
     if (fails(CALL_mkostemp))
         return -1;
     int fd = __real_mkostemp(path, flags);
-    held.descriptors += fd >= 0;
+    add(&held.descriptors, fd >= 0);
     return fd;
 }
 WRAP(int, close, int fd) {
     int result = __real_close(fd);
-    held.descriptors -= result == 0;
+    add(&held.descriptors, -(result == 0));
     return result;
 }
 WRAP(int, fstat, int fd, struct stat *st) {
@@ -127,12 +131,12 @@ WRAP(void *, mmap, void *at, size_t n, int prot, int flags, int fd, off_t offset
     if (fails(CALL_mmap))
         return MAP_FAILED;
     void *p = __real_mmap(at, n, prot, flags, fd, offset);
-    held.mappings += p != MAP_FAILED;
+    add(&held.mappings, p != MAP_FAILED);
     return p;
 }
 WRAP(int, munmap, void *p, size_t n) {
     int result = __real_munmap(p, n);
-    held.mappings -= result == 0;
+    add(&held.mappings, -(result == 0));
     return result;
 }
 WRAP(ssize_t, read, int fd, void *p, size_t n) {

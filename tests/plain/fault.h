@@ -3,7 +3,7 @@
  *
  * Programs tests/plain/test_*_fault.c are linked with fault.c and with --wrap for every call of
  * PS_FAULT_CALLS, so calls made from our objects (static libraries included) come here. Calls that a shared
- * library makes by itself (libyaml's, or malloc inside getline) are not seen. One thread only. */
+ * library makes by itself (libyaml's, or malloc inside getline) are not seen. One thread allocates; others may free. */
 #ifndef PS_TESTS_FAULT_H
 #define PS_TESTS_FAULT_H
 

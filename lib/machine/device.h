@@ -5,9 +5,11 @@
  *
  * Calls on one device come from one thread at a time, unless they say "any thread"; a call makes the device the
  * thread's current one. Work is enqueued in order on each stream and runs asynchronously. A call that fails leaves the
- * device usable for ps_device_close. What frees memory, releases VRAM or makes a graph may wait for all that is enqueued: not while an
- * await is pending that this thread has to answer. Errors of all calls that take a ps_error: PS_E_OS with CUDA's code (which may be that of
- * work enqueued earlier), PS_E_NOMEM, PS_E_USAGE for calls that break the rules here, and what they say themselves. */
+ * device usable for ps_device_close. What frees memory, releases VRAM or makes a graph may wait for all that is
+ * enqueued: not while an await is pending that this thread has to answer.
+ *
+ * Errors of all calls that take a ps_error: PS_E_OS with CUDA's code (which may be that of work enqueued earlier),
+ * PS_E_NOMEM, PS_E_USAGE for calls that break the rules here, and what they say themselves. */
 #ifndef PS_MACHINE_DEVICE_H
 #define PS_MACHINE_DEVICE_H
 

@@ -284,26 +284,29 @@ static ps_status write_destination(ps_walk *c, const ps_here *h, uint32_t id, ui
 
 /* ---- values that pass through, and sums ---- */
 
-/* COPY and CONVERT: dst takes over the content of src[0]. */
+/* COPY and CONVERT: dst takes over the content of src[0]: columns of the value that both buffers have. */
 static ps_status pass_through(ps_walk *c, const ps_here *h) {
     const ps_plan_buffer *s = ps_walk_buffer(c, h->in->src[0]), *d = ps_walk_buffer(c, h->in->dst);
-    if (s->value != d->value || !same_part(columns_of(s), columns_of(d)))
-        return ps_walk_fail(c, h, "source and destination must hold the same value, with the same columns");
+    ps_part cols = columns_of(d);
+    if (s->value != d->value)
+        return ps_walk_fail(c, h, "source and destination must hold the same value");
     if ((s->fmt == d->fmt) != (h->in->op == PS_OP_COPY))
         return ps_walk_fail(c, h, "copy keeps the format, convert changes it");
     if (c->gathered && !h->outputs)
         return ps_walk_fail(c, h, "only rows of the outputs can be worked on behind gather");
-    ps_part cols = columns_of(d);
     if (h->in->n_rows != 0) {
         if (h->rule->range == PS_RANGE_NONE)
             return ps_walk_fail(c, h, "the operation takes no range");
-        ps_status status = cut_columns(c, h, d->cols, 1, &cols);
+        ps_status status = cut_columns(c, h, cols.end, 1, &cols);
         if (status != PS_OK)
             return status;
-        if (cols.end - cols.begin != d->cols && d->fmt != PS_FMT_F32 && d->fmt != PS_FMT_F16)
+        if (cols.begin < d->col0)
+            return ps_walk_fail(c, h, "the destination begins at column %u", d->col0);
+        if (d->fmt != PS_FMT_F32 && d->fmt != PS_FMT_F16 &&
+            !(same_part(cols, columns_of(d)) && same_part(cols, columns_of(s))))
             return ps_walk_fail(c, h, "a range of columns needs a destination in f32 or f16");
-        cols.begin += d->col0;
-        cols.end += d->col0;
+    } else if (!same_part(columns_of(s), cols)) {
+        return ps_walk_fail(c, h, "source and destination must hold the same columns");
     }
     uint32_t sum, id = ps_check_content(&c->state, h->in->src[0], h->tile, cols.begin, &sum);
     ps_status status = read_source(c, h, 0, id, sum, cols);

@@ -1,7 +1,11 @@
-/* Plans for tests, made from a model's own operation lists: simple and safe, not good. Three programs:
- *   0 plain   everything on the cpu queue, one tile
- *   1 tiled   the same over tiles
- *   2 gpu     feed-forward shards on the GPU, the head's product split between CPU and GPU (only if asked for)
+/* Plans for tests, made from a model's own operation lists: simple and safe, not good. Programs, as far as they are asked for:
+ *   0 plain    everything on the cpu queue, one tile
+ *   1 tiled    the same over tiles
+ *   2 gpu      feed-forward shards resident on the GPU, the head's product split between CPU and GPU
+ *   3 stream   attention's weights fetched into slots, feed-forward's a layer ahead with entries; KV in a slot
+ *   4 the same over tiles
+ *   5 split    attention direct; hidden columns of the feed-forward block, or experts, on GPU and CPU at the same time
+ *   6 ranges   attention resident; the feed-forward block streamed by ranges of rows or experts
  * Buffers of attention and of feed-forward share bytes. */
 #ifndef PS_TESTS_PLAN_BUILDER_H
 #define PS_TESTS_PLAN_BUILDER_H
@@ -16,14 +20,15 @@
 #include "model/model.h"
 #include "schemas/plan.h"
 
-enum { PB_MAX_KERNELS = 64, PB_MAX_BUFFERS = 64, PB_MAX_INSTRS = 128, PB_MAX_BLOCKS = 16 };
+enum { PB_MAX_KERNELS = 64, PB_MAX_BUFFERS = 96, PB_MAX_INSTRS = 128, PB_MAX_BLOCKS = 16, PB_MAX_RESIDENT = 512 };
 
 typedef struct pb_config {
     bool gpu;
     uint64_t bucket_tokens;
     uint32_t n_seqs, n_threads, n_tiers;
     uint32_t tiers[20];    /* max_tokens, ascending */
-    uint32_t programs[20]; /* of each tier: 0 plain, 1 tiled, 2 gpu */
+    uint32_t programs[20]; /* of each tier */
+    bool kv_in_vram;       /* homes of every other layer */
 } pb_config;
 
 typedef struct pb {
@@ -31,6 +36,7 @@ typedef struct pb {
     ps_arena *arena;
     ps_plan *plan;
     ps_program *program; /* being built */
+    uint16_t slot[32];   /* 1 + buffer of its slots */
 } pb;
 
 static inline void *pb_array(pb *b, uint64_t n, uint64_t size) {
@@ -63,20 +69,28 @@ static inline uint32_t pb_kernel(pb *b, ps_op op, ps_dtype wtype, ps_fmt in, ps_
              type != NULL ? type->name : "none", ps_fmt_name(in), ps_fmt_name(out));
     if (op == PS_OP_MATMUL && device == PS_DEV_CPU)
         k->scratch = (ps_scratch_coef){.base = 64, .per_token = 8, .per_token_col = 1, .per_thread = 16};
+    if (op == PS_OP_ATTENTION && device == PS_DEV_CUDA)
+        k->scratch = (ps_scratch_coef){.base = 64, .kv_chunk = 32, .per_token_col_chunk = 4};
     return k->id;
+}
+
+/* The buffer for columns [col0, col0 + cols) of a value. */
+static inline uint16_t pb_slice(pb *b, ps_value value, ps_fmt fmt, ps_space space, ps_rows rows, uint32_t col0,
+                                uint32_t cols) {
+    ps_program *p = b->program;
+    for (uint32_t i = 0; i < p->n_buffers; i++)
+        if (p->buffers[i].value == value && p->buffers[i].fmt == fmt && p->buffers[i].space == space &&
+            p->buffers[i].col0 == col0 && p->buffers[i].cols == cols)
+            return (uint16_t)i;
+    if (p->n_buffers == PB_MAX_BUFFERS)
+        abort();
+    p->buffers[p->n_buffers] = (ps_plan_buffer){value, space, fmt, rows, col0, cols};
+    return (uint16_t)p->n_buffers++;
 }
 
 static inline uint16_t pb_buffer(pb *b, ps_value value, ps_fmt fmt, ps_space space, ps_rows rows,
                                  uint32_t cols) {
-    ps_program *p = b->program;
-    for (uint32_t i = 0; i < p->n_buffers; i++)
-        if (p->buffers[i].value == value && p->buffers[i].fmt == fmt && p->buffers[i].space == space &&
-            p->buffers[i].cols == cols)
-            return (uint16_t)i;
-    if (p->n_buffers == PB_MAX_BUFFERS)
-        abort();
-    p->buffers[p->n_buffers] = (ps_plan_buffer){value, space, fmt, rows, 0, cols};
-    return (uint16_t)p->n_buffers++;
+    return pb_slice(b, value, fmt, space, rows, 0, cols);
 }
 
 /* Columns of a value in any layer of its kind; rows it has. */
@@ -242,24 +256,54 @@ static inline const ps_shard *pb_find(const ps_model *m, ps_shard_kind kind, uin
     return NULL;
 }
 
-static inline void pb_program(pb *b, ps_program *p, bool tiled, bool gpu) {
+#include "tests/plan_builder_gpu.h"
+
+static inline void pb_layer(pb *b, uint32_t kind) {
     const ps_model *m = b->model;
+    const ps_shard *attn = pb_find(m, PS_SHARD_ATTN, 0), *ffn = pb_find(m, PS_SHARD_FFN, 0);
+    bool moe = ffn == NULL;
+    ffn = moe ? pb_find(m, PS_SHARD_MOE, 0) : ffn;
+    if (kind <= 2) {
+        pb_shard(b, attn, PS_QUEUE_CPU);
+        pb_shard(b, ffn, kind == 2 ? PS_QUEUE_GPU : PS_QUEUE_CPU);
+        return;
+    }
+    if (kind <= 4) {
+        pb_gpu_shard(b, attn, PB_NOW, true, kind == 4);
+        pb_gpu_shard(b, ffn, PB_AHEAD, false, kind == 4);
+    } else if (kind == 5) {
+        pb_gpu_shard(b, attn, PB_DIRECT, false, false);
+        (moe ? pb_split_moe : pb_split_ffn)(b, ffn);
+    } else {
+        pb_gpu_shard(b, attn, PB_VRAM, false, false);
+        pb_ranges_shard(b, ffn);
+    }
+}
+
+static inline void pb_program(pb *b, ps_program *p, uint32_t kind) {
+    const ps_model *m = b->model;
+    bool tiled = kind == 1 || kind == 4;
     b->program = p;
+    memset(b->slot, 0, sizeof b->slot);
     p->buffers = pb_array(b, PB_MAX_BUFFERS, sizeof *p->buffers);
     p->instrs = pb_array(b, PB_MAX_INSTRS, sizeof *p->instrs);
     p->blocks = pb_array(b, PB_MAX_BLOCKS, sizeof *p->blocks);
     pb_block(b, PS_LOOP_ONCE, 0, 1, tiled);
     pb_shard(b, pb_find(m, PS_SHARD_EMBED, 0), PS_QUEUE_CPU);
+    if (kind > 2)
+        pb_copy(b, PS_VALUE_X, PS_FMT_F32, m->n_embd, true, PS_SHARD_EMBED);
     pb_block(b, PS_LOOP_LAYERS, 0, m->n_layers, tiled);
-    pb_shard(b, pb_find(m, PS_SHARD_ATTN, 0), PS_QUEUE_CPU);
-    const ps_shard *ffn =
-        pb_find(m, PS_SHARD_FFN, 0) != NULL ? pb_find(m, PS_SHARD_FFN, 0) : pb_find(m, PS_SHARD_MOE, 0);
-    pb_shard(b, ffn, gpu ? PS_QUEUE_GPU : PS_QUEUE_CPU);
+    pb_layer(b, kind);
+    if (kind > 2) {
+        pb_block(b, PS_LOOP_ONCE, 0, 1, tiled);
+        pb_copy(b, PS_VALUE_X, PS_FMT_F32, m->n_embd, false, PS_SHARD_EMBED);
+    }
     pb_block(b, PS_LOOP_ONCE, 0, 1, false);
-    if (gpu)
+    if (kind == 2)
         pb_split_head(b, pb_find(m, PS_SHARD_HEAD, 0));
     else
         pb_shard(b, pb_find(m, PS_SHARD_HEAD, 0), PS_QUEUE_CPU);
+    pb_wait_over(p);
 }
 
 static inline bool pb_is_attention(ps_value v) {
@@ -272,6 +316,8 @@ static inline bool pb_is_ffn(ps_value v) {
 }
 
 static inline uint64_t pb_bytes(const ps_plan_buffer *buffer, const ps_tier *t) {
+    if (buffer->rows == PS_ROWS_SLOT)
+        return buffer->cols;
     uint64_t rows = buffer->rows == PS_ROWS_OUTPUTS ? t->max_outputs : t->max_tokens;
     if (buffer->rows == PS_ROWS_TILE && rows > PS_TILE_TOKENS)
         rows = PS_TILE_TOKENS;
@@ -295,6 +341,7 @@ static inline void pb_tier(pb *b, ps_level *level, ps_tier *t, uint64_t arena0[2
             uint64_t *at = a ? &att[buf->space] : f ? &ffn[buf->space] : &used[buf->space];
             if ((pass == 0) != (a || f))
                 continue;
+            *at = buf->rows == PS_ROWS_SLOT ? pb_align(*at, PS_RESIDENT_ALIGN) : *at;
             t->buffer_offset[i] = *at;
             *at += pb_bytes(buf, t);
         }
@@ -307,10 +354,19 @@ static inline void pb_tier(pb *b, ps_level *level, ps_tier *t, uint64_t arena0[2
         for (uint32_t l = 0; l < b->model->n_layers; l++)
             longest = b->model->layers[l].n_ff > longest ? b->model->layers[l].n_ff : longest;
         need = ps_scratch_bytes(&b->plan->kernels[i].scratch, rows, longest, level->n_threads, level->bucket_tokens);
-        t->scratch_bytes = need > t->scratch_bytes ? need : t->scratch_bytes;
+        uint64_t *most =
+            b->plan->kernels[i].device == PS_DEV_CUDA ? &t->vram_scratch_bytes : &t->scratch_bytes;
+        *most = need > *most ? need : *most;
     }
     t->scratch_offset = used[0];
     used[0] += t->scratch_bytes;
+    if (level->budget_bytes != 0) {
+        t->vram_scratch_offset = pb_align(used[1], PS_RESIDENT_ALIGN);
+        used[1] = t->vram_scratch_offset + t->vram_scratch_bytes;
+    } else {
+        t->vram_scratch_bytes = 0;
+    }
+    t->max_direct = t->program == 5 ? 1 : 0;
     level->host_arena_bytes = used[0] > level->host_arena_bytes ? used[0] : level->host_arena_bytes;
     level->vram_work_bytes = used[1] > level->vram_work_bytes ? used[1] : level->vram_work_bytes;
     for (uint32_t i = 0; i < p->n_instrs; i++)
@@ -325,32 +381,6 @@ static inline void pb_tier(pb *b, ps_level *level, ps_tier *t, uint64_t arena0[2
     t->reachable_bound_s = 0.7e-3 * t->max_tokens;
 }
 
-static inline uint64_t pb_align(uint64_t n, uint64_t align) {
-    return (n + align - 1) / align * align;
-}
-
-/* All weights of the feed-forward shards, whole. */
-static inline void pb_residents(pb *b, ps_level *level) {
-    const ps_model *m = b->model;
-    uint64_t at = 0;
-    level->resident = pb_array(b, (uint64_t)m->n_layers * 12, sizeof *level->resident);
-    for (uint32_t i = 0; i < m->n_shards; i++) {
-        const ps_shard *s = &m->shards[i];
-        if (s->kind != PS_SHARD_FFN && s->kind != PS_SHARD_MOE)
-            continue;
-        for (uint32_t o = 0; o < s->n_ops; o++)
-            for (uint32_t k = 0; k < PS_OP_MAX_WEIGHTS; k++) {
-                if (s->ops[o].w[k] == PS_ROLE_NONE)
-                    continue;
-                const ps_weight *w = ps_model_weight(m, s->layer, s->ops[o].w[k]);
-                ps_weight_range range = {s->ops[o].w[k], s->layer, 0, w->experts > 1 ? w->experts : w->rows, 0, 0};
-                level->resident[level->n_resident++] = (ps_resident){range, at};
-                at = pb_align(at + w->bytes, PS_RESIDENT_ALIGN);
-            }
-    }
-    level->vram_weight_bytes = pb_align(at, PS_VRAM_ALIGN);
-}
-
 static inline void pb_level(pb *b, ps_level *level, const pb_config *c) {
     const ps_model *m = b->model;
     snprintf(level->budget, sizeof level->budget, "%s", c->gpu ? "2GiB" : "host");
@@ -360,31 +390,27 @@ static inline void pb_level(pb *b, ps_level *level, const pb_config *c) {
     level->n_threads = c->n_threads;
     level->placement = pb_array(b, m->n_shards, sizeof *level->placement);
     level->kv = pb_array(b, m->n_layers, sizeof *level->kv);
-    for (uint32_t i = 0; i < m->n_shards; i++) {
-        ps_shard_kind kind = m->shards[i].kind;
-        bool ffn = kind == PS_SHARD_FFN || kind == PS_SHARD_MOE;
-        level->placement[i] = !c->gpu                 ? PS_PLACE_HOST
-                              : ffn                   ? PS_PLACE_VRAM
-                              : kind == PS_SHARD_HEAD ? PS_PLACE_SPLIT
-                                                      : PS_PLACE_HOST;
-    }
     uint64_t at[2] = {0, 0};
     uint32_t most = c->tiers[c->n_tiers - 1] < PS_TILE_TOKENS ? c->tiers[c->n_tiers - 1] : PS_TILE_TOKENS;
     for (uint32_t l = 0; l < m->n_layers; l++) {
         ps_kv_home *kv = &level->kv[l];
-        kv->space = PS_SPACE_HOST;
-        kv->offset = at[0];
+        kv->space = c->kv_in_vram && l % 2 != 0 ? PS_SPACE_VRAM : PS_SPACE_HOST;
+        kv->offset = at[kv->space];
         kv->rows = ps_model_kv_rows(m, l, c->bucket_tokens, most);
         kv->bytes = ps_model_kv_bytes(m, l, kv->rows);
-        at[0] += kv->bytes * c->n_seqs;
+        at[kv->space] += kv->bytes * c->n_seqs;
     }
     level->n_tiers = c->n_tiers;
     level->tiers = pb_array(b, c->n_tiers, sizeof *level->tiers);
     for (uint32_t i = 0; i < c->n_tiers; i++) {
         level->tiers[i].max_tokens = c->tiers[i];
         level->tiers[i].program = c->programs[i];
-        pb_tier(b, level, &level->tiers[i], at);
     }
+    pb_kv_slots(b, level);
+    for (uint32_t i = 0; i < c->n_tiers; i++)
+        pb_tier(b, level, &level->tiers[i], at);
+    for (uint32_t i = 0; i < m->n_shards; i++)
+        level->placement[i] = pb_placement(b, level, &m->shards[i]);
     level->vram_work_bytes = pb_align(level->vram_work_bytes, PS_VRAM_ALIGN);
     if (c->gpu)
         pb_residents(b, level);
@@ -415,13 +441,19 @@ static inline ps_plan *pb_plan(const ps_model *m, const pb_config *configs, uint
     for (uint32_t i = 0; i < m->n_shards; i++)
         p->shards[i] = (ps_plan_shard){m->shards[i].kind, m->shards[i].layer, m->shards[i].weight_bytes};
     p->kernels = pb_array(&b, PB_MAX_KERNELS, sizeof *p->kernels);
-    bool gpu = false;
+    p->n_programs = 2;
     for (uint32_t i = 0; i < n_configs; i++)
-        gpu = gpu || configs[i].gpu;
-    p->n_programs = gpu ? 3 : 2;
+        for (uint32_t t = 0; t < configs[i].n_tiers; t++)
+            if (configs[i].programs[t] >= p->n_programs)
+                p->n_programs = configs[i].programs[t] + 1;
     p->programs = pb_array(&b, p->n_programs, sizeof *p->programs);
-    for (uint32_t i = 0; i < p->n_programs; i++)
-        pb_program(&b, &p->programs[i], i == 1, i == 2);
+    for (uint32_t i = 0; i < p->n_programs; i++) {
+        bool used = i <= 1; /* the others may be for models of other shapes: plain instead */
+        for (uint32_t k = 0; k < n_configs; k++)
+            for (uint32_t t = 0; t < configs[k].n_tiers; t++)
+                used = used || configs[k].programs[t] == i;
+        pb_program(&b, &p->programs[i], used ? i : 0);
+    }
     p->n_levels = n_configs;
     p->levels = pb_array(&b, n_configs, sizeof *p->levels);
     for (uint32_t i = 0; i < n_configs; i++)

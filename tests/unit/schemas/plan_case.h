@@ -35,6 +35,32 @@ static const pb_config plan_case_levels[] = {
      .programs = {2, 2}},
 };
 
+/* Feed-forward blocks wide enough to be cut by columns; a mixture whose first layers are the same. */
+static const mb_shape plan_case_wide = {.arch = "llama",
+                                        .n_layers = 3,
+                                        .n_embd = 64,
+                                        .n_ff = 1024,
+                                        .n_head = 4,
+                                        .n_head_kv = 2,
+                                        .head_dim = 16,
+                                        .n_vocab = 128,
+                                        .rope_freqs = 1,
+                                        .type = PS_DTYPE_Q4_0,
+                                        .output_type = PS_DTYPE_Q8_0};
+
+/* A level of one program (plan_builder.h), for small steps. */
+static inline pb_config plan_case_level(uint32_t program) {
+    bool tiled = program == 1 || program == 4;
+    return (pb_config){.gpu = program >= 2,
+                       .bucket_tokens = tiled ? 6400 : 64,
+                       .n_seqs = 2,
+                       .n_threads = 2,
+                       .n_tiers = 2,
+                       .tiers = {tiled ? 2048 : 1, tiled ? 5000 : 5},
+                       .programs = {program, program},
+                       .kv_in_vram = program >= 5};
+}
+
 static inline void plan_case_open_with(plan_case *c, const mb_shape *shape, const pb_config *levels,
                                        uint32_t n) {
     uint64_t size;

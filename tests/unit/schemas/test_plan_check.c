@@ -23,6 +23,22 @@ Test(plan_check, safe_plans_pass) {
     }
 }
 
+Test(plan_check, safe_plans_with_a_gpu_pass) {
+    const mb_shape *shapes[] = {&plan_case_wide, &mb_qwen3_small, &mb_qwen3moe_small, &mb_gemma3_small};
+    for (int i = 0; i < 4; i++)
+        for (uint32_t program = 2; program <= 6; program++) {
+            plan_case c;
+            ps_error err = {0};
+            if (program == 5 && shapes[i]->n_ff < 1024 && shapes[i]->n_expert == 0)
+                continue; /* too narrow to be cut by columns */
+            pb_config level = plan_case_level(program);
+            plan_case_open_with(&c, shapes[i], &level, 1);
+            must(ps_plan_check(c.plan, c.plan->levels, c.model, &err), &err);
+            must(ps_plan_check_change(c.plan, c.plan->levels, c.plan->levels, c.model, &err), &err);
+            plan_case_close(&c);
+        }
+}
+
 /* ---- one test per rule: each breaks one thing and sees its message ---- */
 
 typedef struct broken {

@@ -28,6 +28,8 @@ GOLDEN = "tests/golden/schemas/"
 DOCUMENTS = [
     ("machine_profile", yaml.load(open(GOLDEN + "profile.yaml"), Loader)),
     ("plan", yaml.load(open(GOLDEN + "plan.yaml"), Loader)),
+    ("plan", yaml.load(open(GOLDEN + "plan_stream.yaml"), Loader)),
+    ("plan", yaml.load(open(GOLDEN + "plan_experts.yaml"), Loader)),
     ("trace", json.load(open(GOLDEN + "trace.json"))),
 ]
 

@@ -45,6 +45,24 @@ Test(schemas_golden, trace) {
     ps_trace_free(t);
 }
 
+static void hold_plan(const char *name, const mb_shape *shape, const pb_config *levels, uint32_t n_levels) {
+    plan_case c;
+    char *text, file[64];
+    uint8_t *binary;
+    uint64_t n;
+    ps_error err;
+    plan_case_open_with(&c, shape, levels, n_levels);
+    cr_assert_eq(ps_plan_to_yaml(c.plan, &text, &n, &err), PS_OK, "%s: %s", err.subject, err.message);
+    snprintf(file, sizeof file, "%s.yaml", name);
+    hold_against(file, text, n);
+    cr_assert_eq(ps_plan_to_binary(c.plan, &binary, &n, &err), PS_OK);
+    snprintf(file, sizeof file, "%s.pspl", name);
+    hold_against(file, binary, n);
+    free(text);
+    free(binary);
+    plan_case_close(&c);
+}
+
 Test(schemas_golden, plan) {
     static const pb_config levels[] = {
         {.bucket_tokens = 1024,
@@ -61,19 +79,20 @@ Test(schemas_golden, plan) {
          .tiers = {4},
          .programs = {2}},
     };
-    plan_case c;
-    char *text;
-    uint8_t *binary;
-    uint64_t n;
-    ps_error err;
-    plan_case_open_with(&c, &mb_llama_small, levels, 2);
-    cr_assert_eq(ps_plan_to_yaml(c.plan, &text, &n, &err), PS_OK);
-    hold_against("plan.yaml", text, n);
-    cr_assert_eq(ps_plan_to_binary(c.plan, &binary, &n, &err), PS_OK);
-    hold_against("plan.pspl", binary, n);
-    free(text);
-    free(binary);
-    plan_case_close(&c);
+    hold_plan("plan", &mb_llama_small, levels, 2);
+}
+
+/* Streamed weights with entries, KV in a slot, ranges of rows. */
+Test(schemas_golden, plan_of_streams) {
+    pb_config levels[] = {plan_case_level(3), plan_case_level(6)};
+    levels[1].bucket_tokens = 128;
+    hold_plan("plan_stream", &mb_llama_small, levels, 2);
+}
+
+/* Near and far experts, some resident. */
+Test(schemas_golden, plan_of_experts) {
+    const pb_config level = plan_case_level(5);
+    hold_plan("plan_experts", &mb_qwen3moe_small, &level, 1);
 }
 
 /* Every name that a document may use is in its JSON Schema. */

@@ -41,7 +41,7 @@ bin=$build/tests
 [ -x "$bin/test_cuda_kernels" ] || bin=$build
 
 # Kernels in parallel: each program tests those whose name contains its argument.
-names=(matvec.f32 matvec.f16 matvec.bf16 matvec.q4_0 matvec.q4_1 matvec.q5_0 matvec.q5_1 matvec.q8_0 matvec.q4_k matvec.q5_k
+names=(matmul gemm matvec.f32 matvec.f16 matvec.bf16 matvec.q4_0 matvec.q4_1 matvec.q5_0 matvec.q5_1 matvec.q8_0 matvec.q4_k matvec.q5_k
        matvec.q6_k rmsnorm rope kv_store attention.split attention.flash copy glu add convert gather moe_route moe.f moe.bf moe.q4 moe.q5 moe.q6 moe.q8)
 # sweep LABEL COMMAND...: COMMAND is run once per name, its argument last.
 sweep() {

@@ -14,7 +14,9 @@ enum {
     PS_CUDA_ATTN_TOKENS = 8,   /* most token rows of decode attention; above, attention without scratch */
     PS_CUDA_ATTN_CHUNK = 256,  /* positions of one block of decode attention: a constant, so that the order of
                                   sums depends on nothing else */
-    PS_CUDA_MAX_USED = 32      /* experts per token */
+    PS_CUDA_MAX_USED = 32,     /* experts per token */
+    PS_CUDA_GEMM_PIECE = 32 << 20,     /* scratch of cuda.gemm: weights as halves, few enough to stay in an L2 cache, */
+    PS_CUDA_GEMM_WORKSPACE = 32 << 20  /* and behind them cuBLAS's workspace */
 };
 
 /* Where one launch runs, and what the arguments of an instruction do not say. */
@@ -36,11 +38,13 @@ void ps_cuda_blas_close(struct ps_cuda_blas *blas);
  * - all pointers, those to positions, outputs and spans too, and those inside the spans, are addresses that
  *   the device can read: VRAM, or mapped page-locked memory (`direct`); weights start at multiples of 16 bytes;
  * - only `a` itself, model and layer are read on the host, during the call;
- * - MATMUL: w[0].row_bytes may be more than its columns take, so that a range of columns is a matrix too;
+ * - MATMUL: w[0].row_bytes may be more than its columns take, so that a range of columns is a matrix too; F16S: such a range
+ *   may begin at any block;
  * - n_spans and n_tokens are the grid's bounds; a span with n_rows 0 is skipped.
  * The order of every sum depends on shapes alone: neither on the memory that weights lie in, nor on the number of
- * token rows or multiprocessors. Errors: PS_E_UNSUPPORTED (unknown id, shape), PS_E_OS with CUDA's code. Any thread whose
- * current device is the stream's. */
+ * token rows or multiprocessors. cuda.gemm is the exception: cuBLAS chooses by range, number of token rows and GPU, and gives
+ * the same bits for the same of these. Errors: PS_E_UNSUPPORTED (unknown id, shape), PS_E_UNAVAILABLE (needs cuBLAS),
+ * PS_E_OS with CUDA's code. Any thread whose current device is the stream's. */
 ps_status ps_cuda_launch(uint32_t id, const ps_kargs *a, const ps_cuda_on *on, ps_error *err);
 /* Load every kernel of the registry into the current context now, so that none is loaded between two tokens. */
 ps_status ps_cuda_load_all(ps_error *err);
@@ -55,7 +59,7 @@ ps_status ps_cuda_copy_rows(void *dst, uint64_t dst_stride, const void *src, uin
 
 /* Rows, in the form of PS_CPU_OP_KERNELS: X(id, "name", op, weight type, in, out, min tokens, max tokens, tolerance,
  * launcher, scratch base, per_token, per_token_col, per_col, per_thread, per_thread_col, kv_chunk, per_token_col_chunk).
- * Ascending ids. Matrix products: 2100 + ggml id; mixture of experts: 2200 + ggml id.
+ * Ascending ids. Matrix products: 2100 + ggml id for few token rows, 2300 and 2400 for many; mixture of experts: 2200 + ggml id.
  * Decode attention's scratch, ps_cuda_attn_scratch at the bucket's end, is T * chunks * n_head * (head_dim + 2) * 4;
  * the row's T * chunks * cols * 5 with cols >= n_head * head_dim is no less for heads of 8 elements and more. */
 #define PS_CUDA_KERNELS(X)                                                                                   \
@@ -107,7 +111,27 @@ ps_status ps_cuda_copy_rows(void *dst, uint64_t dst_stride, const void *src, uin
     PS_CUDA_MOE_Q(X, 2212, "q4_k", Q4_K)                                                                     \
     PS_CUDA_MOE_Q(X, 2213, "q5_k", Q5_K)                                                                     \
     PS_CUDA_MOE_Q(X, 2214, "q6_k", Q6_K)                                                                     \
-    PS_CUDA_MOE_F(X, 2230, "bf16", BF16)
+    PS_CUDA_MOE_F(X, 2230, "bf16", BF16)                                                                     \
+    PS_CUDA_MATMUL_F(X, 2300, "f32", F32)                                                                    \
+    PS_CUDA_MATMUL(X, 2301, "f16", F16, 1e-4f)                                                               \
+    PS_CUDA_MATMUL(X, 2302, "q4_0", Q4_0, 1e-3f)                                                             \
+    PS_CUDA_MATMUL(X, 2303, "q4_1", Q4_1, 1e-3f)                                                             \
+    PS_CUDA_MATMUL(X, 2306, "q5_0", Q5_0, 1e-3f)                                                             \
+    PS_CUDA_MATMUL(X, 2307, "q5_1", Q5_1, 1e-3f)                                                             \
+    PS_CUDA_MATMUL(X, 2308, "q8_0", Q8_0, 1e-3f)                                                             \
+    PS_CUDA_MATMUL(X, 2312, "q4_k", Q4_K, 1e-3f)                                                             \
+    PS_CUDA_MATMUL(X, 2313, "q5_k", Q5_K, 1e-3f)                                                             \
+    PS_CUDA_MATMUL(X, 2314, "q6_k", Q6_K, 1e-3f)                                                             \
+    PS_CUDA_MATMUL_F(X, 2330, "bf16", BF16)                                                                  \
+    PS_CUDA_GEMM(X, 2401, "f16", F16, 1e-4f, 0)                                                              \
+    PS_CUDA_GEMM(X, 2402, "q4_0", Q4_0, 1e-3f, PS_CUDA_GEMM_PIECE)                                           \
+    PS_CUDA_GEMM(X, 2403, "q4_1", Q4_1, 1e-3f, PS_CUDA_GEMM_PIECE)                                           \
+    PS_CUDA_GEMM(X, 2406, "q5_0", Q5_0, 1e-3f, PS_CUDA_GEMM_PIECE)                                           \
+    PS_CUDA_GEMM(X, 2407, "q5_1", Q5_1, 1e-3f, PS_CUDA_GEMM_PIECE)                                           \
+    PS_CUDA_GEMM(X, 2408, "q8_0", Q8_0, 1e-3f, PS_CUDA_GEMM_PIECE)                                           \
+    PS_CUDA_GEMM(X, 2412, "q4_k", Q4_K, 1e-3f, PS_CUDA_GEMM_PIECE)                                           \
+    PS_CUDA_GEMM(X, 2413, "q5_k", Q5_K, 1e-3f, PS_CUDA_GEMM_PIECE)                                           \
+    PS_CUDA_GEMM(X, 2414, "q6_k", Q6_K, 1e-3f, PS_CUDA_GEMM_PIECE)
 
 #define PS_CUDA_MATVEC_F(X, id, text, type)                                                                  \
     X(id, "cuda.matvec." text, MATMUL, type, F32, F32, 1, PS_CUDA_MATVEC_TOKENS, 1e-5f, matvec, 0, 0, 0, 0,  \
@@ -115,6 +139,17 @@ ps_status ps_cuda_copy_rows(void *dst, uint64_t dst_stride, const void *src, uin
 #define PS_CUDA_MATVEC_Q(X, id, text, type)                                                                  \
     X(id, "cuda.matvec." text ".q8", MATMUL, type, Q8, F32, 1, PS_CUDA_MATVEC_TOKENS, 1e-5f, matvec, 0, 0,   \
       0, 0, 0, 0, 0, 0)
+/* Many token rows: on tensor cores, weights rounded to halves (two roundings of 2^-11 at most) except those that are halves
+ * already. PS_CUDA_MATMUL_F: types of a wider range, scaled by a float per row in scratch. PS_CUDA_GEMM: by cuBLAS. */
+#define PS_CUDA_MATMUL(X, id, text, type, tolerance)                                                         \
+    X(id, "cuda.matmul." text ".f16s", MATMUL, type, F16S, F32, PS_CUDA_MATVEC_TOKENS + 1, UINT32_MAX,       \
+      tolerance, matmul, 0, 0, 0, 0, 0, 0, 0, 0)
+#define PS_CUDA_MATMUL_F(X, id, text, type)                                                                  \
+    X(id, "cuda.matmul." text ".f16s", MATMUL, type, F16S, F32, PS_CUDA_MATVEC_TOKENS + 1, UINT32_MAX,       \
+      1e-4f, matmul, 0, 0, 0, 4, 0, 0, 0, 0)
+#define PS_CUDA_GEMM(X, id, text, type, tolerance, piece)                                                    \
+    X(id, "cuda.gemm." text ".f16s", MATMUL, type, F16S, F32, PS_CUDA_MATVEC_TOKENS + 1, UINT32_MAX,         \
+      tolerance, gemm, (piece) + PS_CUDA_GEMM_WORKSPACE, 0, 0, 0, 0, 0, 0, 0)
 /* Hidden rows of all (token, expert) pairs: floats, and in Q8 for quantised types. */
 #define PS_CUDA_MOE_F(X, id, text, type)                                                                     \
     X(id, "cuda.moe." text ".f32", MOE_DISPATCH, type, F32, F32, 1, PS_CUDA_MATVEC_TOKENS, 1e-5f, moe, 0,    \

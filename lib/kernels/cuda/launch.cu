@@ -17,6 +17,8 @@ ps_status report(const row &r, cudaError_t e, ps_error *err) {
         return PS_OK;
     if (e == cudaErrorNotSupported)
         return ps_error_set(err, PS_E_UNSUPPORTED, r.name, "this kernel does not do these shapes");
+    if (e == cudaErrorSharedObjectInitFailed)
+        return ps_error_set(err, PS_E_UNAVAILABLE, r.name, "this kernel needs cuBLAS");
     const ps_status s =
         ps_error_set(err, PS_E_OS, r.name, "%s: %s", cudaGetErrorName(e), cudaGetErrorString(e));
     if (err)

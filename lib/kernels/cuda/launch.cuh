@@ -8,7 +8,8 @@
 
 namespace psc {
 
-/* CUDA's answer to a launch; cudaErrorNotSupported: a shape that the kernel does not do. With a == NULL a launcher
+/* CUDA's answer to a launch; cudaErrorNotSupported: a shape that the kernel does not do; cudaErrorSharedObjectInitFailed: it
+ * needs cuBLAS. With a == NULL a launcher
  * loads its kernels and launches nothing. */
 typedef cudaError_t (*launcher)(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_rmsnorm(const ps_kargs *a, const ps_cuda_on *on);
@@ -22,6 +23,12 @@ cudaError_t launch_convert(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_gather(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_moe_route(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_matvec(const ps_kargs *a, const ps_cuda_on *on);
+cudaError_t launch_matmul(const ps_kargs *a, const ps_cuda_on *on);
+cudaError_t launch_gemm(const ps_kargs *a, const ps_cuda_on *on);
+/* launch_matmul with a tile of the caller's choice, 0 the largest: for tests and benchmarks, since all give the same bits.
+ * cudaErrorNotSupported: the type or the GPU has not got it. */
+enum { MATMUL_TILES = 4 };
+cudaError_t launch_matmul_tile(const ps_kargs *a, const ps_cuda_on *on, uint32_t tile);
 cudaError_t launch_moe(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t load_copy_rows();
 

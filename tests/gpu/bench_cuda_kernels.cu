@@ -1,6 +1,7 @@
 /* Speed of the CUDA kernels with cold caches: every launch reads weights that no launch before it has read for
  * longer than the L2 holds. Medians of graph replays, per launch. A line per kernel and shape: microseconds, rate, and the
- * target where there is one; as JSON with --json. Exit 1: a target was missed. */
+ * target where there is one; as JSON with --json. Exit 1: a target was missed.
+ * bench_cuda_kernels [--json] [PART]: PART is matvec, matmul, attention, rows or moe. */
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <math.h>
@@ -152,6 +153,8 @@ static void bench_matvec(double hbm) {
                      t.target && T == 1 ? 4 + (double)bytes / (0.85 * hbm * 1e3) : 0);
             }
 }
+
+#include "bench_matmul.cuh"
 
 /* Decode over one long context in VRAM, and in host memory read directly; then `rows` sequences at once. */
 static void bench_decode(double hbm, uint32_t kv, uint32_t rows, bool host) {
@@ -344,7 +347,14 @@ static void bench_moe() {
 }
 
 int main(int argc, char **argv) {
-    json = argc > 1 && !strcmp(argv[1], "--json");
+    const char *only = NULL;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--json"))
+            json = true;
+        else
+            only = argv[i];
+    }
+    const auto wanted = [&](const char *part) { return !only || !strcmp(only, part); };
     int n_devices = 0;
     if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
         printf("SKIP: no CUDA device\n");
@@ -368,10 +378,16 @@ int main(int argc, char **argv) {
     });
     const double hbm = (double)weights_bytes / 2 / us / 1e3; /* GB/s */
     line("read of device memory", "2 GiB", us, (double)weights_bytes / 2, 0);
-    bench_matvec(hbm);
-    bench_attention(hbm);
-    bench_rows();
-    bench_moe();
+    if (wanted("matvec"))
+        bench_matvec(hbm);
+    if (wanted("matmul"))
+        bench_matmul();
+    if (wanted("attention"))
+        bench_attention(hbm);
+    if (wanted("rows"))
+        bench_rows();
+    if (wanted("moe"))
+        bench_moe();
     if (!json)
         printf("%d targets missed\n", n_missed);
     return n_missed != 0;

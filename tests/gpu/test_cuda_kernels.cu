@@ -406,6 +406,8 @@ static void test_matvec(const spec &s, fill how) {
     }
 }
 
+#include "matmul_cases.cuh"
+
 static void test_rope(const spec &s, fill how) {
     static const uint32_t shapes[][4] = {{1, 32, 128, 128}, {5, 3, 64, 64}, {4, 8, 96, 48}, {2, 1, 256, 256}};
     for (const auto &sh : shapes)
@@ -523,7 +525,10 @@ int main(int argc, char **argv) {
                 continue;
             switch (s.op) {
             case PS_OP_MATMUL:
-                test_matvec(s, how);
+                if (s.in == PS_FMT_F16S)
+                    test_matmul(s, how);
+                else
+                    test_matvec(s, how);
                 break;
             case PS_OP_ROPE:
                 test_rope(s, how);

@@ -143,6 +143,10 @@ done:
     return status;
 }
 
+const ps_profile *ps_cost_profile(const ps_cost_model *model) {
+    return model->profile;
+}
+
 void ps_cost_model_free(ps_cost_model *model) {
     if (!model)
         return;
@@ -321,6 +325,8 @@ bool ps_cost_lookup(const ps_cost_model *m, const ps_cost_query *query, ps_cost 
     coordinates(q, g->op, (double)query->n_tokens, query->heads_kv, (double)query->cols, (double)query->rows,
                 query->kv_len);
     uint32_t n_threads = query->n_threads ? query->n_threads : 1;
+    if (g->n_threads == 0) /* the GPU's: no team */
+        n_threads = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (g[i].n_threads != n_threads)
             continue;
@@ -388,7 +394,7 @@ double ps_cost_matmul_flops_per_s(const ps_cost_model *m, uint32_t n_threads) {
     double best = 0, best_scaled = 0;
     for (uint32_t i = 0; i < m->n_points; i++) {
         const point *p = &m->points[i];
-        if (p->op != PS_OP_MATMUL || p->beside != PS_BESIDE_IDLE)
+        if (p->op != PS_OP_MATMUL || p->beside != PS_BESIDE_IDLE || p->n_threads == 0)
             continue;
         double rate = 2 * p->dim[DIM_TOKENS] * p->dim[DIM_COLS] * p->dim[DIM_ROWS] / p->time_s;
         double ratio = (double)n_threads / p->n_threads;

@@ -67,6 +67,14 @@ double ps_cost_dram_bytes_per_s(const ps_cost_model *model, uint32_t n_threads);
  * measured at all, the best rate of any team, scaled up by the ratio of threads where that is above 1. */
 double ps_cost_matmul_flops_per_s(const ps_cost_model *model, uint32_t n_threads);
 
+/* Of a profile with a GPU (cost_gpu.c). Rate of one way over the bus in pieces of `bytes`, from page-locked memory:
+ * between measured sizes the time is a line; 0 if nothing was measured. */
+double ps_cost_bus_bytes_per_s(const ps_cost_model *model, ps_bus bus, double bytes);
+/* Rates of bus and DRAM while both are busy and n_threads read: interpolated in threads. Without points: alone. */
+void ps_cost_together(const ps_cost_model *model, ps_bus bus, uint32_t n_threads, double *out_bus,
+                      double *out_dram);
+const ps_profile *ps_cost_profile(const ps_cost_model *model);
+
 #ifdef __cplusplus
 }
 #endif

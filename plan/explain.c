@@ -17,6 +17,8 @@ static uint32_t rival_of(const ps_lower_request *r, const ps_program *p, uint32_
                          double *out_s) {
     const ps_kernel_spec *mine = ps_catalogue_find(r->profile, p->instrs[instr].kernel);
     ps_instr in = p->instrs[instr];
+    if (!mine)
+        return 0;
     uint16_t b = in.dst != PS_NO_BUFFER ? in.dst : in.src[0];
     uint64_t tokens = ps_lower_tokens(r, b != PS_NO_BUFFER ? p->buffers[b].rows : PS_ROWS_TILE);
     uint32_t best = 0;
@@ -29,7 +31,7 @@ static uint32_t rival_of(const ps_lower_request *r, const ps_program *p, uint32_
         ps_cost c;
         q.kernel = k->id;
         q.n_tokens = tokens;
-        q.n_threads = r->n_threads;
+        q.n_threads = in.queue == PS_QUEUE_CPU ? r->n_threads : 0;
         if (ps_cost_lookup(r->cost, &q, &c) && (best == 0 || c.time_s < *out_s)) {
             best = k->id;
             *out_s = c.time_s;

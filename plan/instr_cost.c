@@ -14,53 +14,190 @@ static double mean_visible(double t, double kv_len, double window) {
     return (growing * (first + window - 1) / 2 + (t - growing) * window) / t;
 }
 
-/* Time of a call whose kernel has no points: all bytes it touches at the DRAM ceiling or its FLOPs at the best
- * product's rate, whichever is longer, and a barrier. */
+static double larger(double a, double b) {
+    return a > b ? a : b;
+}
+
+/* Time of a call whose kernel has no points: all bytes it touches at their memory's ceiling or its FLOPs at the best
+ * product's rate, whichever is longer, and a barrier or a launch. */
 static double assumed(const ps_lower_request *r, const ps_program *p, const ps_instr *in, uint32_t layer,
                       const ps_cost_query *q, double tokens) {
-    double bytes = 0, flops = 0;
-    for (int i = 0; i < PS_OP_MAX_SRC; i++)
-        if (in->src[i] != PS_NO_BUFFER)
-            bytes +=
-                tokens * (double)ps_fmt_row_bytes(p->buffers[in->src[i]].fmt, p->buffers[in->src[i]].cols);
-    if (in->dst != PS_NO_BUFFER)
-        bytes += tokens * (double)ps_fmt_row_bytes(p->buffers[in->dst].fmt, p->buffers[in->dst].cols);
+    const ps_profile_gpu *g = &r->profile->gpu;
+    bool gpu = in->queue != PS_QUEUE_CPU;
+    double bytes = 0, bus_bytes = 0, flops = 0, weights;
+    for (int i = 0; i <= PS_OP_MAX_SRC; i++) {
+        uint16_t b = i < PS_OP_MAX_SRC ? in->src[i] : in->dst;
+        if (b == PS_NO_BUFFER)
+            continue;
+        double n = tokens * (double)ps_fmt_row_bytes(p->buffers[b].fmt, p->buffers[b].cols);
+        *(gpu && p->buffers[b].space == PS_SPACE_HOST ? &bus_bytes : &bytes) += n;
+    }
     ps_op_desc d = {.op = in->op,
                     .w = {in->w[0], in->w[1], in->w[2]},
                     .cols = (uint32_t)q->cols,
                     .rows = (uint32_t)q->rows};
-    if (in->op == PS_OP_ATTENTION)
-        bytes += q->kv_len * q->heads_kv * (double)q->cols * 4;
-    else
-        bytes += ps_op_weight_bytes(r->model, layer, &d, (uint64_t)tokens);
+    if (in->op == PS_OP_ATTENTION) {
+        weights = q->kv_len * q->heads_kv * (double)q->cols * 4;
+    } else {
+        const ps_weight *w = in->w[0] != PS_ROLE_NONE ? ps_model_weight(r->model, layer, in->w[0]) : NULL;
+        weights = ps_op_weight_bytes(r->model, layer, &d, (uint64_t)tokens);
+        if (in->op == PS_OP_MATMUL && w) /* of the range alone */
+            weights *= (double)q->rows * (double)q->cols / ((double)w->rows * (double)w->cols);
+    }
+    *(q->beside == PS_BESIDE_DIRECT ? &bus_bytes : &bytes) += weights;
     if (in->op != PS_OP_EMBED)
         flops = ps_op_flops(r->model, layer, &d, (uint64_t)tokens, (uint64_t)q->kv_len);
-    double bw = ps_cost_dram_bytes_per_s(r->cost, r->n_threads),
-           rate = ps_cost_matmul_flops_per_s(r->cost, r->n_threads);
+    double bw = gpu ? g->hbm_read_bytes_per_s.median : ps_cost_dram_bytes_per_s(r->cost, r->n_threads),
+           rate = gpu ? in->op == PS_OP_ATTENTION ? g->attention_flops_per_s.median : g->matmul_flops_per_s.median
+                      : ps_cost_matmul_flops_per_s(r->cost, r->n_threads);
     double t = bw > 0 ? bytes / bw : 0;
     if (rate > 0)
-        t = fmax(t, flops / rate);
-    return t + r->profile->barrier_s.median;
+        t = larger(t, flops / rate);
+    if (!gpu)
+        return t + r->profile->barrier_s.median;
+    double bus = ps_cost_bus_bytes_per_s(r->cost, PS_BUS_DIRECT, larger(bus_bytes, 16 << 20));
+    return larger(t, bus > 0 ? bus_bytes / bus : 0) + g->graph_node_s.median;
+}
+
+/* Steps of few rows are one graph; longer ones are launched as they come. */
+static double launched(const ps_lower_request *r, double t) {
+    return r->max_tokens > PS_PLAN_DECODE_TOKENS ? larger(t, r->profile->gpu.launch_s.median) : t;
 }
 
 static ps_cost one(const ps_lower_request *r, const ps_program *p, const ps_instr *in, uint32_t layer,
                    ps_cost_query q, double tokens) {
     ps_cost c = {0, PS_COST_ASSUMED};
-    q.n_tokens = (uint64_t)fmax(tokens, 1);
-    if (ps_cost_lookup(r->cost, &q, &c))
-        return c;
-    return (ps_cost){assumed(r, p, in, layer, &q, fmax(tokens, 1)), PS_COST_ASSUMED};
+    q.n_tokens = (uint64_t)larger(tokens, 1);
+    if (!ps_cost_lookup(r->cost, &q, &c)) {
+        ps_cost near = c;
+        ps_cost_query idle = q;
+        idle.beside = PS_BESIDE_IDLE;
+        c = (ps_cost){assumed(r, p, in, layer, &q, larger(tokens, 1)), PS_COST_ASSUMED};
+        /* Never faster from the host than from VRAM. */
+        if (q.beside == PS_BESIDE_DIRECT && ps_cost_lookup(r->cost, &idle, &near))
+            c.time_s = larger(c.time_s, near.time_s);
+    }
+    return c;
 }
 
-ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,
-                      uint64_t kv_len) {
+/* Experts of a layer that are resident: those that its pieces of the gate matrices hold. */
+static double resident_experts(const ps_lower_request *r, uint32_t layer) {
+    const ps_layer_place *at = r->place ? &r->place->layers[layer] : NULL;
+    double n = 0;
+    for (uint32_t i = 0; at && i < at->n_parts; i++)
+        if (at->part[i].where == PS_WHERE_VRAM)
+            n += (double)at->part[i].n;
+    return n;
+}
+
+/* A mixture's parts: the distinct experts that a step is expected to select, shared out as ps_moe_part says; each share
+ * takes its part of the time of all. */
+static ps_cost mixture(const ps_lower_request *r, const ps_program *p, const ps_instr *in, uint32_t layer,
+                       ps_cost_query q, double tokens) {
+    double experts = q.heads_kv, used = q.kv_len, ranged = in->n_rows ? (double)in->n_rows : experts;
+    double distinct = experts * (1 - pow(1 - used / experts, tokens));
+    double m = resident_experts(r, layer), near = distinct * m / experts, others = distinct - near;
+    double direct = fmin(r->place ? r->place->max_direct : 0, others), vram = 0, host = 0;
+    if (in->queue == PS_QUEUE_CPU) {
+        vram = in->part == PS_MOE_PART_FAR ? others - direct : distinct;
+    } else if (in->part == PS_MOE_PART_NEAR) {
+        vram = near;
+        host = direct;
+    } else if (in->at[0] >= PS_AT_SLOT || (in->at[0] == PS_AT_VRAM && in->n_rows)) {
+        vram = distinct * ranged / experts;
+    } else {
+        vram = in->at[0] == PS_AT_VRAM ? near : 0;
+        host = distinct - vram;
+    }
+    q.beside = PS_BESIDE_IDLE;
+    ps_cost idle = one(r, p, in, layer, q, tokens), sum = {idle.time_s * vram / distinct, idle.quality};
+    if (host > 0) {
+        q.beside = PS_BESIDE_DIRECT;
+        ps_cost c = one(r, p, in, layer, q, tokens);
+        sum.time_s += c.time_s * host / distinct;
+        sum.quality = c.quality > sum.quality ? c.quality : sum.quality;
+    }
+    sum.time_s += in->queue == PS_QUEUE_CPU ? r->profile->barrier_s.median : r->profile->gpu.graph_node_s.median;
+    return sum;
+}
+
+static ps_cost copy_cost(const ps_lower_request *r, const ps_program *p, const ps_instr *in, uint32_t layer,
+                         uint64_t kv_len) {
+    const ps_model *m = r->model;
+    double bytes = 0;
+    if (in->src[0] != PS_NO_BUFFER) {
+        const ps_plan_buffer *b = &p->buffers[in->src[0]];
+        bytes = (double)ps_lower_tokens(r, b->rows) * (double)ps_fmt_row_bytes(b->fmt, b->cols);
+    } else if (in->w[0] != PS_ROLE_NONE) {
+        uint32_t of = in->ahead ? (layer + 1 < m->n_layers ? layer + 1 : 0) : layer;
+        const ps_weight *w = ps_model_weight(m, of, in->w[0]);
+        double rows = w ? (double)(w->experts > 1 ? w->experts : w->rows) : 1;
+        bytes = w ? (double)w->bytes : 0;
+        if (in->n_rows)
+            bytes *= (double)in->n_rows / rows;
+        if (w && in->n_cols)
+            bytes *= (double)in->n_cols / (double)w->cols;
+    } else { /* KV: in, what was held before the step; home, its rows */
+        const ps_layer *y = &m->layers[layer];
+        double row = 2.0 * y->n_head_kv * ((double)y->head_dim_k + y->head_dim_v);
+        double seqs = r->max_tokens <= r->n_seqs ? (double)r->max_tokens : 1;
+        double rows = in->queue == PS_QUEUE_D2H ? (double)r->max_tokens
+                                                : seqs * fmax((double)kv_len - (double)r->max_tokens / seqs, 0);
+        if (in->queue == PS_QUEUE_H2D && y->window && rows > seqs * y->window)
+            rows = seqs * y->window;
+        bytes = rows * row;
+    }
+    if (bytes <= 0)
+        return (ps_cost){0, PS_COST_MEASURED};
+    ps_bus bus = in->queue == PS_QUEUE_H2D ? PS_BUS_H2D : in->queue == PS_QUEUE_D2H ? PS_BUS_D2H : PS_BUS_DIRECT;
+    double rate = ps_cost_bus_bytes_per_s(r->cost, bus, bus == PS_BUS_DIRECT ? fmax(bytes, 16 << 20) : bytes);
+    double t = rate > 0 ? bytes / rate : 0;
+    if (bus == PS_BUS_DIRECT)
+        t = launched(r, t + r->profile->gpu.graph_node_s.median);
+    return (ps_cost){t, PS_COST_INTERPOLATED};
+}
+
+/* Time of a hand-over: what an instruction waits for another queue's to be seen to have ended. */
+static double hand_over(const ps_lower_request *r, const ps_program *p, uint32_t instr) {
     const ps_instr *in = &p->instrs[instr];
+    const ps_profile_gpu *g = &r->profile->gpu;
+    double most = 0;
+    for (uint32_t w = 0; w < in->n_waits; w++) {
+        uint32_t n = 0, first = 0, from;
+        for (uint32_t b = 0; b < p->n_blocks; b++)
+            if (instr >= p->blocks[b].instr0 && instr < p->blocks[b].instr0 + p->blocks[b].n_instrs) {
+                first = p->blocks[b].instr0;
+                n = p->blocks[b].n_instrs;
+            }
+        if (in->wait[w] <= instr - first)
+            from = instr - in->wait[w];
+        else if (in->wait[w] <= instr - first + n) /* the round before */
+            from = instr + n - in->wait[w];
+        else
+            from = instr >= in->wait[w] ? instr - in->wait[w] : instr;
+        ps_queue a = p->instrs[from].queue, b = in->queue;
+        if (a == b)
+            continue;
+        most = larger(most, b == PS_QUEUE_CPU   ? g->to_cpu_s.median
+                            : a == PS_QUEUE_CPU ? g->to_gpu_s.median
+                                                : g->event_wait_s.median);
+    }
+    return most;
+}
+
+static ps_cost alone(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,
+                     uint64_t kv_len) {
+    const ps_instr *in = &p->instrs[instr];
+    if (in->op == PS_OP_COPY)
+        return copy_cost(r, p, in, layer, kv_len);
     ps_cost_query q = ps_lower_query(r->model, layer, in, p);
-    q.n_threads = r->n_threads;
+    q.n_threads = in->queue == PS_QUEUE_CPU ? r->n_threads : 0;
     uint16_t b = in->dst != PS_NO_BUFFER ? in->dst : in->src[0];
     ps_rows rows = b != PS_NO_BUFFER ? p->buffers[b].rows : PS_ROWS_TILE;
     double tokens = (double)ps_lower_tokens(r, rows);
     bool tiles = r->max_tokens > PS_TILE_TOKENS;
+    if (in->op == PS_OP_MOE_DISPATCH && r->place)
+        return mixture(r, p, in, layer, q, tokens);
     if (in->op != PS_OP_ATTENTION)
         return one(r, p, in, layer, q, tokens);
 
@@ -69,6 +206,8 @@ ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t i
     double window = r->model->layers[layer].window;
     double seqs = r->max_tokens <= r->n_seqs ? (double)r->max_tokens : 1;
     uint64_t n_tiles = tiles ? (r->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS : 1;
+    if (in->queue == PS_QUEUE_GPU && in->kv == PS_KV_HOME && r->kv_host && r->kv_host[layer])
+        q.beside = PS_BESIDE_DIRECT;
     ps_cost sum = {0, PS_COST_MEASURED};
     for (uint64_t i = 0; i < n_tiles; i++) {
         double tile = (double)i;
@@ -79,8 +218,56 @@ ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t i
         double after = before + (seqs > 1 ? 1 : fmin((tile + 1) * PS_TILE_TOKENS, (double)r->max_tokens));
         q.kv_len = mean_visible(t, after, window) + (t - 1) / 2;
         ps_cost c = one(r, p, in, layer, q, t);
-        sum.time_s += c.time_s * seqs / (double)n_tiles;
+        /* The GPU's kernels take all sequences in one launch: bytes and arithmetic of each, one start. */
+        double start = in->queue == PS_QUEUE_GPU ? r->profile->gpu.graph_node_s.median * (seqs - 1) : 0;
+        sum.time_s += fmax(c.time_s * seqs - start, c.time_s) / (double)n_tiles;
         sum.quality = c.quality > sum.quality ? c.quality : sum.quality;
     }
     return sum;
+}
+
+ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,
+                      uint64_t kv_len) {
+    ps_cost c = alone(r, p, instr, layer, kv_len);
+    if (p->instrs[instr].queue == PS_QUEUE_GPU && p->instrs[instr].op != PS_OP_COPY)
+        c.time_s = launched(r, c.time_s);
+    if (r->place)
+        c.time_s += hand_over(r, p, instr);
+    return c;
+}
+
+double ps_instr_speed(void *ctx, const ps_instr *const running[PS_QUEUE_COUNT], ps_queue q) {
+    const ps_contention *c = ctx;
+    const ps_instr *gpu = running[PS_QUEUE_GPU];
+    bool direct = false, copies = running[PS_QUEUE_H2D] != NULL;
+    for (int i = 0; gpu && i < PS_OP_MAX_WEIGHTS; i++)
+        direct |= gpu->w[i] != PS_ROLE_NONE && gpu->at[i] == PS_AT_HOST;
+    bool reads = false;
+    for (int i = 0; running[PS_QUEUE_CPU] && i < PS_OP_MAX_WEIGHTS; i++)
+        reads |= running[PS_QUEUE_CPU]->w[i] != PS_ROLE_NONE;
+    switch (q) {
+    case PS_QUEUE_CPU:
+        return !reads ? 1 : direct ? c->cpu_by_direct : copies ? c->cpu_by_h2d : 1;
+    case PS_QUEUE_GPU: /* copies and direct reads share one bus */
+        return !direct ? 1 : copies ? 0.5 : reads ? c->direct_by_cpu : 1;
+    case PS_QUEUE_H2D:
+        return direct ? 0.5 : reads ? c->h2d_by_cpu : 1;
+    default:
+        return 1;
+    }
+}
+
+ps_contention ps_contention_of(const ps_cost_model *cost, uint32_t n_threads) {
+    ps_contention c = {1, 1, 1, 1};
+    double dram = ps_cost_dram_bytes_per_s(cost, n_threads), bus, together;
+    for (int direct = 0; direct < 2; direct++) {
+        ps_bus which = direct ? PS_BUS_DIRECT : PS_BUS_H2D;
+        double alone_rate = ps_cost_bus_bytes_per_s(cost, which, 16 << 20);
+        ps_cost_together(cost, which, n_threads, &bus, &together);
+        double cpu = dram > 0 ? fmin(fmax(together / dram, 0.05), 1) : 1;
+        double b = alone_rate > 0 ? fmin(fmax(bus / alone_rate, 0.05), 1) : 1;
+        *(direct ? &c.cpu_by_direct : &c.cpu_by_h2d) = cpu;
+        *(direct ? &c.direct_by_cpu : &c.h2d_by_cpu) = b;
+    }
+    return c;
 }

@@ -1,4 +1,4 @@
-/* From the model's operation lists to programs: kernels, formats, buffers, blocks and waits, for host placement. */
+/* From the model's operation lists to programs: kernels, formats, buffers, blocks and waits. */
 #ifndef PS_PLAN_LOWER_H
 #define PS_PLAN_LOWER_H
 
@@ -10,6 +10,7 @@
 #include "model/model.h"
 #include "plan/cost.h"
 #include "plan/deps.h"
+#include "plan/place.h"
 #include "schemas/plan.h"
 
 #ifdef __cplusplus
@@ -26,7 +27,12 @@ typedef struct ps_lower_request {
     uint32_t max_outputs;
     uint32_t n_seqs;
     uint64_t bucket_tokens;
+    const ps_placing *place; /* NULL: everything in host memory, for the CPU */
+    const bool *kv_host;     /* with a place: [n_layers] the layer's KV lives in host memory */
 } ps_lower_request;
+
+/* Steps of at most this many rows take the GPU's kernels for few rows, and may read weights direct. */
+enum { PS_PLAN_DECODE_TOKENS = 8 };
 
 /* Tokens an instruction works on at once: those of a tile, or output rows. */
 uint64_t ps_lower_tokens(const ps_lower_request *r, ps_rows rows);
@@ -46,6 +52,15 @@ ps_cost_query ps_lower_query(const ps_model *model, uint32_t layer, const ps_ins
  * when sequences hold kv_len positions after the step. Steps over tiles: mean over the tiles. */
 ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,
                       uint64_t kv_len);
+
+/* How fast each side goes while the other is busy too, as a fraction of alone. */
+typedef struct ps_contention {
+    double cpu_by_h2d, h2d_by_cpu, cpu_by_direct, direct_by_cpu;
+} ps_contention;
+ps_contention ps_contention_of(const ps_cost_model *cost, uint32_t n_threads);
+/* For ps_sim: ctx is a ps_contention. CPU instructions that read weights, copies, and GPU instructions that read the
+ * host slow each other down. */
+double ps_instr_speed(void *ctx, const ps_instr *const running[PS_QUEUE_COUNT], ps_queue q);
 
 /* Longest row among weights, sources and destination: what scratch is sized by. */
 uint64_t ps_instr_cols(const ps_model *model, uint32_t layer, const ps_instr *in, const ps_program *p);

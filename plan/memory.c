@@ -5,9 +5,13 @@
 
 #include "core/checked.h"
 
-enum { ALIGN = 64 };
+/* Of offsets in each arena: what buffers of host memory need, and slots. */
+static const uint64_t aligns[PS_SPACE_COUNT] = {[PS_SPACE_HOST] = PS_ARENA_ALIGN,
+                                                [PS_SPACE_VRAM] = PS_RESIDENT_ALIGN};
 
 uint64_t ps_memory_buffer_bytes(const ps_plan_buffer *buffer, const ps_tier *tier) {
+    if (buffer->rows == PS_ROWS_SLOT)
+        return buffer->cols;
     uint64_t rows = buffer->rows == PS_ROWS_OUTPUTS ? tier->max_outputs : tier->max_tokens, bytes;
     if (buffer->rows == PS_ROWS_TILE && rows > PS_TILE_TOKENS)
         rows = PS_TILE_TOKENS;
@@ -33,23 +37,24 @@ static int lowest_first(const void *pa, const void *pb) {
     return a->buffer < b->buffer ? -1 : a->buffer > b->buffer;
 }
 
-ps_status ps_memory_place(const ps_program *p, const bool *conflict, ps_tier *tier, uint64_t base,
-                          uint64_t *out_end, ps_error *err) {
-    uint32_t n = p->n_buffers;
+ps_status ps_memory_place(const ps_program *p, const bool *conflict, ps_tier *tier, ps_space space,
+                          uint64_t base, uint64_t *out_end, ps_error *err) {
+    uint32_t all = p->n_buffers, n = 0;
     uint64_t end = base;
-    placed *todo = calloc(n ? n : 1, sizeof *todo), *in_way = calloc(n ? n : 1, sizeof *in_way);
+    placed *todo = calloc(all ? all : 1, sizeof *todo), *in_way = calloc(all ? all : 1, sizeof *in_way);
     ps_status status = PS_OK;
     if (!todo || !in_way) {
-        status = ps_error_set(err, PS_E_NOMEM, "memory map", "no memory for %u buffers", n);
+        status = ps_error_set(err, PS_E_NOMEM, "memory map", "no memory for %u buffers", all);
         goto done;
     }
-    for (uint32_t i = 0; i < n; i++)
-        todo[i] = (placed){.buffer = i, .bytes = ps_memory_buffer_bytes(&p->buffers[i], tier)};
+    for (uint32_t i = 0; i < all; i++)
+        if (p->buffers[i].space == space)
+            todo[n++] = (placed){.buffer = i, .bytes = ps_memory_buffer_bytes(&p->buffers[i], tier)};
     qsort(todo, n, sizeof *todo, largest_first);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t n_in_way = 0;
         for (uint32_t k = 0; k < i; k++)
-            if (conflict[(uint64_t)todo[i].buffer * n + todo[k].buffer])
+            if (conflict[(uint64_t)todo[i].buffer * all + todo[k].buffer])
                 in_way[n_in_way++] = todo[k];
         qsort(in_way, n_in_way, sizeof *in_way, lowest_first);
         uint64_t best = UINT64_MAX, best_gap = UINT64_MAX, at = base, top;
@@ -64,7 +69,7 @@ ps_status ps_memory_place(const ps_program *p, const bool *conflict, ps_tier *ti
         }
         if (best == UINT64_MAX)
             best = at;
-        if (!ps_add_u64(best, todo[i].bytes, &top) || !ps_align_u64(top, ALIGN, &top)) {
+        if (!ps_add_u64(best, todo[i].bytes, &top) || !ps_align_u64(top, aligns[space], &top)) {
             status = ps_error_set(err, PS_E_INFEASIBLE, "memory map",
                                   "buffers of %u tokens exceed 2^64 bytes", tier->max_tokens);
             goto done;
@@ -80,37 +85,40 @@ done:
     return status;
 }
 
-uint64_t ps_memory_scratch(const ps_lower_request *r, const ps_program *p) {
+uint64_t ps_memory_scratch(const ps_lower_request *r, const ps_program *p, ps_queue queue) {
     uint64_t most = 0;
     for (uint32_t b = 0; b < p->n_blocks; b++)
         for (uint32_t i = p->blocks[b].instr0; i < p->blocks[b].instr0 + p->blocks[b].n_instrs; i++) {
             const ps_instr *in = &p->instrs[i];
+            const ps_kernel_spec *k =
+                in->queue == queue && in->kernel ? ps_catalogue_find(r->profile, in->kernel) : NULL;
+            if (!k)
+                continue;
             uint16_t buf = in->dst != PS_NO_BUFFER ? in->dst : in->src[0];
             uint64_t tokens = ps_lower_tokens(r, buf != PS_NO_BUFFER ? p->buffers[buf].rows : PS_ROWS_TILE);
             uint64_t bytes =
-                ps_scratch_bytes(&ps_catalogue_find(r->profile, in->kernel)->scratch, tokens,
-                                 ps_instr_cols(r->model, p->blocks[b].layer0, in, p), r->n_threads,
-                                 r->bucket_tokens);
+                ps_scratch_bytes(&k->scratch, tokens, ps_instr_cols(r->model, p->blocks[b].layer0, in, p),
+                                 r->n_threads, r->bucket_tokens);
             most = bytes > most ? bytes : most;
         }
     return most;
 }
 
 void ps_memory_kv(const ps_model *m, uint64_t bucket_tokens, uint64_t tile_tokens, uint32_t n_seqs,
-                  ps_kv_home *kv, uint64_t *out_end) {
-    uint64_t at = 0;
+                  uint32_t n_vram, ps_kv_home *kv, uint64_t out_end[PS_SPACE_COUNT]) {
+    out_end[PS_SPACE_HOST] = out_end[PS_SPACE_VRAM] = 0;
     for (uint32_t l = 0; l < m->n_layers; l++) {
-        uint64_t all;
-        kv[l] = (ps_kv_home){.space = PS_SPACE_HOST, .offset = at};
+        ps_space space = l < n_vram ? PS_SPACE_VRAM : PS_SPACE_HOST;
+        uint64_t all, *at = &out_end[space];
+        kv[l] = (ps_kv_home){.space = space, .offset = *at};
         kv[l].rows = ps_model_kv_rows(m, l, bucket_tokens, tile_tokens);
         kv[l].bytes = ps_model_kv_bytes(m, l, kv[l].rows);
-        if (!ps_mul_u64(kv[l].bytes, n_seqs, &all) || !ps_add_u64(at, all, &at) ||
-            !ps_align_u64(at, ALIGN, &at)) {
-            *out_end = UINT64_MAX;
+        if (!ps_mul_u64(kv[l].bytes, n_seqs, &all) || !ps_add_u64(*at, all, at) ||
+            !ps_align_u64(*at, aligns[space], at)) {
+            out_end[PS_SPACE_HOST] = UINT64_MAX;
             return;
         }
     }
-    *out_end = at;
 }
 
 uint64_t ps_memory_program_bytes(const ps_model *m, uint32_t n_threads, uint32_t n_seqs) {

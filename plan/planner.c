@@ -8,30 +8,11 @@
 #include "core/arena.h"
 #include "core/checked.h"
 #include "plan/bounds.h"
-#include "plan/lower.h"
+#include "plan/build.h"
 #include "plan/memory.h"
 #include "plan/simulate.h"
 
 enum { MAX_TIERS = 32, MAX_STEP_TOKENS = 65536 };
-
-/* A program of the plan with what all its tiers share. */
-typedef struct built_program {
-    ps_program program;
-    bool *conflict;
-} built_program;
-
-typedef struct building {
-    const ps_plan_request *q;
-    ps_plan *plan;
-    ps_arena *work; /* of things that end with the build */
-    built_program *programs;
-    uint32_t n_programs, room;
-    ps_error *err;
-} building;
-
-static ps_status no_memory(ps_error *err) {
-    return ps_error_set(err, PS_E_NOMEM, "plan", "out of memory");
-}
 
 static int compare_levels(const void *pa, const void *pb) {
     const ps_level_request *a = pa, *b = pb;
@@ -59,7 +40,7 @@ uint32_t ps_plan_tiers(const ps_plan_request *q, const ps_level_request *level, 
     return n;
 }
 
-static ps_lower_request tier_request(const ps_plan_request *q, const ps_level_request *level,
+ps_lower_request ps_build_request(const ps_plan_request *q, const ps_level_request *level,
                                      uint32_t max_tokens) {
     uint32_t outputs = q->max_outputs ? q->max_outputs : level->n_seqs;
     return (ps_lower_request){
@@ -74,118 +55,8 @@ static ps_lower_request tier_request(const ps_plan_request *q, const ps_level_re
     };
 }
 
-static bool same_program(const ps_program *a, const ps_program *b) {
-    if (a->n_buffers != b->n_buffers || a->n_instrs != b->n_instrs || a->n_blocks != b->n_blocks)
-        return false;
-    for (uint32_t i = 0; i < a->n_buffers; i++) {
-        const ps_plan_buffer *x = &a->buffers[i], *y = &b->buffers[i];
-        if (x->value != y->value || x->space != y->space || x->fmt != y->fmt || x->rows != y->rows ||
-            x->cols != y->cols)
-            return false;
-    }
-    for (uint32_t i = 0; i < a->n_blocks; i++) {
-        const ps_block *x = &a->blocks[i], *y = &b->blocks[i];
-        if (x->loop != y->loop || x->layer0 != y->layer0 || x->n_layers != y->n_layers ||
-            x->over_tiles != y->over_tiles || x->instr0 != y->instr0 || x->n_instrs != y->n_instrs)
-            return false;
-    }
-    for (uint32_t i = 0; i < a->n_instrs; i++) {
-        const ps_instr *x = &a->instrs[i], *y = &b->instrs[i];
-        bool same = x->op == y->op && x->queue == y->queue && x->kernel == y->kernel &&
-                    x->shard == y->shard && x->row0 == y->row0 && x->n_rows == y->n_rows &&
-                    x->dst == y->dst && x->n_waits == y->n_waits;
-        for (int k = 0; same && k < PS_OP_MAX_WEIGHTS; k++)
-            same = x->w[k] == y->w[k];
-        for (int k = 0; same && k < PS_OP_MAX_SRC; k++)
-            same = x->src[k] == y->src[k];
-        for (uint32_t k = 0; same && k < x->n_waits; k++)
-            same = x->wait[k] == y->wait[k];
-        if (!same)
-            return false;
-    }
-    return true;
-}
-
-/* The program for a request: one already built, or a new one. */
-static ps_status find_program(building *b, const ps_lower_request *r, uint32_t *out_index) {
-    ps_arena *arena = ps_arena_new(UINT64_MAX);
-    ps_program p;
-    ps_status status = arena ? ps_lower(r, arena, &p, b->err) : no_memory(b->err);
-    if (status)
-        goto done;
-    for (uint32_t i = 0; i < b->n_programs; i++)
-        if (same_program(&b->programs[i].program, &p)) {
-            *out_index = i;
-            goto done;
-        }
-    if (b->n_programs == b->room) {
-        uint32_t room = b->room ? b->room * 2 : 8;
-        built_program *grown = realloc(b->programs, room * sizeof *grown);
-        if (!grown) {
-            status = no_memory(b->err);
-            goto done;
-        }
-        b->programs = grown;
-        b->room = room;
-    }
-    built_program *to = &b->programs[b->n_programs];
-    to->program = p;
-    to->program.buffers = ps_arena_array(b->plan->arena, p.n_buffers, sizeof *p.buffers);
-    to->program.instrs = ps_arena_array(b->plan->arena, p.n_instrs, sizeof *p.instrs);
-    to->program.blocks = ps_arena_array(b->plan->arena, p.n_blocks, sizeof *p.blocks);
-    to->conflict = ps_arena_array(b->work, (uint64_t)p.n_buffers * p.n_buffers, sizeof *to->conflict);
-    if (!to->program.buffers || !to->program.instrs || !to->program.blocks || !to->conflict) {
-        status = no_memory(b->err);
-        goto done;
-    }
-    memcpy(to->program.buffers, p.buffers, p.n_buffers * sizeof *p.buffers);
-    memcpy(to->program.instrs, p.instrs, p.n_instrs * sizeof *p.instrs);
-    memcpy(to->program.blocks, p.blocks, p.n_blocks * sizeof *p.blocks);
-    status = ps_deps_conflicts(&to->program, to->conflict, b->err);
-    if (!status)
-        *out_index = b->n_programs++;
-done:
-    ps_arena_free(arena);
-    return status;
-}
-
-/* Times of a tier: simulated at an empty and at a full bucket. */
-static ps_status predict(building *b, const ps_lower_request *r, const ps_program *p, ps_tier *tier) {
-    double *work = calloc(p->n_instrs, sizeof *work);
-    ps_sim_time *times = calloc(p->n_instrs, sizeof *times);
-    ps_sim_block *blocks = calloc(p->n_blocks, sizeof *blocks);
-    ps_status status = work && times && blocks ? PS_OK : no_memory(b->err);
-    uint64_t empty = r->max_tokens <= r->n_seqs ? 1 : r->max_tokens; /* positions after a step from nothing */
-    for (int full = 0; full < 2 && !status; full++) {
-        uint64_t kv_len = full && r->bucket_tokens > empty ? r->bucket_tokens : empty;
-        for (uint32_t i = 0; i < p->n_blocks; i++)
-            for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++)
-                work[k] = ps_instr_cost(r, p, k, p->blocks[i].layer0, kv_len).time_s;
-        ps_sim sim = {.program = p,
-                      .n_tiles = (uint32_t)((r->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS),
-                      .work_s = work,
-                      .start_s = r->profile->pool_start_s.median};
-        status = ps_simulate(&sim, times, blocks, full ? &tier->step_full_s : &tier->step_empty_s, b->err);
-        for (uint32_t i = 0; i < p->n_blocks && !status; i++) {
-            (full ? tier->block_period_full_s : tier->block_period_empty_s)[i] = blocks[i].period_s;
-            for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++) {
-                double start = times[k].start_s - blocks[i].start_s, end = times[k].end_s - blocks[i].start_s;
-                start = start > 0 ? start : 0;
-                end = end > start ? end : start;
-                ps_prediction *to = &tier->predicted[k];
-                *(full ? &to->start_full_s : &to->start_empty_s) = start;
-                *(full ? &to->end_full_s : &to->end_empty_s) = end;
-            }
-        }
-    }
-    free(work);
-    free(times);
-    free(blocks);
-    return status;
-}
-
 /* Programs, offsets and sizes of a level; times only where `level` is wanted for a plan. */
-static ps_status build_level(building *b, const ps_level_request *lr, bool with_times, ps_level *level,
+static ps_status build_level(ps_building *b, const ps_level_request *lr, bool with_times, ps_level *level,
                              uint64_t *out_kv_end) {
     const ps_model *m = b->q->model;
     ps_arena *arena = with_times ? b->plan->arena : b->work;
@@ -201,48 +72,29 @@ static ps_status build_level(building *b, const ps_level_request *lr, bool with_
     level->kv = ps_arena_array(arena, m->n_layers, sizeof *level->kv);
     level->tiers = ps_arena_array(arena, n_tiers, sizeof *level->tiers);
     if (!level->placement || !level->kv || !level->tiers)
-        return no_memory(b->err);
+        return ps_build_no_memory(b->err);
     for (uint32_t s = 0; s < m->n_shards; s++)
         level->placement[s] = PS_PLACE_HOST;
     uint64_t tile = sizes[n_tiers - 1] < PS_TILE_TOKENS ? sizes[n_tiers - 1] : PS_TILE_TOKENS;
-    uint64_t kv_end, arena_end;
-    ps_memory_kv(m, lr->bucket_tokens, tile, lr->n_seqs, level->kv, &kv_end);
-    arena_end = kv_end;
+    uint64_t ends[PS_SPACE_COUNT], arena_end[PS_SPACE_COUNT], kv_end;
+    ps_memory_kv(m, lr->bucket_tokens, tile, lr->n_seqs, 0, level->kv, ends);
+    kv_end = ends[PS_SPACE_HOST];
+    memcpy(arena_end, ends, sizeof arena_end);
     for (uint32_t t = 0; t < n_tiers && kv_end != UINT64_MAX; t++) {
         ps_tier *tier = &level->tiers[t];
-        ps_lower_request r = tier_request(b->q, lr, sizes[t]);
-        ps_status status = find_program(b, &r, &tier->program);
+        ps_lower_request r = ps_build_request(b->q, lr, sizes[t]);
+        ps_status status = ps_build_tier(b, &r, arena, ends, tier, arena_end);
         if (status)
             return status;
-        const built_program *bp = &b->programs[tier->program];
-        const ps_program *p = &bp->program;
-        tier->max_tokens = sizes[t];
-        tier->max_outputs = r.max_outputs;
-        tier->buffer_offset = ps_arena_array(arena, p->n_buffers, sizeof *tier->buffer_offset);
-        tier->block_period_empty_s = ps_arena_array(arena, p->n_blocks, sizeof(double));
-        tier->block_period_full_s = ps_arena_array(arena, p->n_blocks, sizeof(double));
-        tier->predicted = ps_arena_array(arena, p->n_instrs, sizeof *tier->predicted);
-        if (!tier->buffer_offset || !tier->block_period_empty_s || !tier->block_period_full_s ||
-            !tier->predicted)
-            return no_memory(b->err);
-        uint64_t end;
-        status = ps_memory_place(p, bp->conflict, tier, kv_end, &end, b->err);
-        if (status)
-            return status;
-        tier->scratch_offset = end;
-        tier->scratch_bytes = ps_memory_scratch(&r, p);
-        if (!ps_add_u64(end, tier->scratch_bytes, &end))
-            return ps_error_set(b->err, PS_E_INFEASIBLE, "memory map", "scratch exceeds 2^64 bytes");
-        arena_end = end > arena_end ? end : arena_end;
         if (with_times) {
-            status = predict(b, &r, p, tier);
+            status = ps_build_predict(b, &r, &b->programs[tier->program].program, tier);
             if (status)
                 return status;
             ps_bounds(&r, &tier->raw_bound_s, &tier->reachable_bound_s);
         }
     }
-    level->host_arena_bytes = arena_end;
-    if (!ps_add_u64(arena_end, m->weight_bytes, &level->peak_host_bytes) ||
+    level->host_arena_bytes = arena_end[PS_SPACE_HOST];
+    if (!ps_add_u64(level->host_arena_bytes, m->weight_bytes, &level->peak_host_bytes) ||
         !ps_add_u64(level->peak_host_bytes, ps_memory_program_bytes(m, lr->n_threads, lr->n_seqs),
                     &level->peak_host_bytes))
         level->peak_host_bytes = UINT64_MAX;
@@ -251,7 +103,7 @@ static ps_status build_level(building *b, const ps_level_request *lr, bool with_
 }
 
 /* Longest context, a multiple of 256, that fits with the other wishes unchanged; 0 if not even 256 does. */
-static uint64_t nearest_context(building *b, const ps_level_request *lr, uint64_t memory) {
+static uint64_t nearest_context(ps_building *b, const ps_level_request *lr, uint64_t memory) {
     uint64_t lo = 0, hi = lr->bucket_tokens / 256; /* in units; lo fits, hi does not */
     while (hi - lo > 1) {
         ps_level_request try = *lr;
@@ -270,7 +122,7 @@ static uint64_t nearest_context(building *b, const ps_level_request *lr, uint64_
     return lo * 256;
 }
 
-static ps_status infeasible(building *b, const ps_level_request *lr, const ps_level *level, uint64_t kv_bytes,
+static ps_status infeasible(ps_building *b, const ps_level_request *lr, const ps_level *level, uint64_t kv_bytes,
                             uint64_t memory, ps_shortage *shortage) {
     ps_shortage s = {.needed_bytes = level->peak_host_bytes, .memory_bytes = memory};
     const struct {
@@ -305,7 +157,7 @@ static ps_status check_request(const ps_plan_request *q, ps_error *err) {
         return ps_error_set(err, PS_E_USAGE, "plan", "no level is asked for");
     for (uint32_t i = 0; i < q->n_levels; i++) {
         const ps_level_request *l = &q->levels[i];
-        if (l->budget_bytes != 0)
+        if (l->budget_bytes != 0 && !q->profile->gpu.name[0])
             return ps_error_set(err, PS_E_UNAVAILABLE, l->budget,
                                 "the profile's machine has no GPU; use --budget host");
         if (l->bucket_tokens == 0 || l->n_seqs == 0 || l->n_threads == 0)
@@ -330,12 +182,12 @@ static int compare_ids(const void *pa, const void *pb) {
 }
 
 /* Copies of the catalogue rows that the programs use. */
-static ps_status collect_kernels(building *b) {
+static ps_status collect_kernels(ps_building *b) {
     const ps_profile *profile = b->q->profile;
     ps_plan *plan = b->plan;
     plan->kernels = ps_arena_array(plan->arena, profile->n_kernels, sizeof *plan->kernels);
     if (!plan->kernels)
-        return no_memory(b->err);
+        return ps_build_no_memory(b->err);
     for (uint32_t i = 0; i < profile->n_kernels; i++) {
         bool used = false;
         for (uint32_t p = 0; p < b->n_programs && !used; p++)
@@ -348,7 +200,7 @@ static ps_status collect_kernels(building *b) {
     return PS_OK;
 }
 
-static ps_status fill_head(building *b) {
+static ps_status fill_head(ps_building *b) {
     const ps_plan_request *q = b->q;
     const ps_model *m = q->model;
     ps_plan *plan = b->plan;
@@ -365,22 +217,135 @@ static ps_status fill_head(building *b) {
     plan->n_shards = m->n_shards;
     plan->shards = ps_arena_array(plan->arena, m->n_shards, sizeof *plan->shards);
     if (!plan->shards)
-        return no_memory(b->err);
+        return ps_build_no_memory(b->err);
     for (uint32_t s = 0; s < m->n_shards; s++)
         plan->shards[s] = (ps_plan_shard){m->shards[s].kind, m->shards[s].layer, m->shards[s].weight_bytes};
     return ps_profile_hash(q->profile, plan->profile_hash, b->err);
+}
+
+/* Levels with a GPU, chosen each by itself, and what they share. order: by the bytes that are resident. */
+typedef struct gpu_levels {
+    uint32_t n;
+    uint32_t *at, *order;
+    ps_gpu_choice *choice;
+} gpu_levels;
+
+/* The resident pieces of every level are the first of the next larger one's: sets are grown in that order, from one to
+ * the next. *out_over: level whose work arena came out larger than it was chosen for, and by how much. */
+static ps_status build_gpu_levels(ps_building *b, const ps_level_request *levels, const gpu_levels *g,
+                                  ps_level *out, uint32_t *out_over, uint64_t *out_bytes) {
+    ps_resident_set set;
+    ps_status status = ps_resident_init(&set, b->q->model, b->err);
+    *out_over = UINT32_MAX;
+    for (uint32_t k = 0; k < g->n && !status && *out_over == UINT32_MAX; k++) {
+        uint32_t i = g->order[k];
+        ps_level *level = &out[i];
+        const ps_gpu_choice *c = &g->choice[i];
+        status = ps_resident_grow(&set, c->weight_bytes, c->n_attn, b->err);
+        if (!status)
+            status = ps_gpu_build(b, &levels[g->at[i]], c, &set, level);
+        uint64_t all = level->vram_base_bytes + level->vram_work_bytes + level->vram_weight_bytes;
+        if (!status && all > level->budget_bytes) {
+            *out_over = i;
+            *out_bytes = all - level->budget_bytes;
+        }
+    }
+    ps_resident_free(&set);
+    return status;
+}
+
+static void order_levels(gpu_levels *g) {
+    for (uint32_t i = 0; i < g->n; i++) {
+        uint32_t k = i;
+        for (; k > 0; k--) {
+            const ps_gpu_choice *x = &g->choice[g->order[k - 1]], *y = &g->choice[i];
+            if (x->n_attn < y->n_attn || (x->n_attn == y->n_attn && x->weight_bytes <= y->weight_bytes))
+                break;
+            g->order[k] = g->order[k - 1];
+        }
+        g->order[k] = i;
+    }
+}
+
+/* All levels with a GPU, into out[]: `at` gives their places among the levels asked for. */
+static ps_status plan_gpu(ps_building *b, const ps_level_request *levels, gpu_levels *g, ps_level *out,
+                          ps_shortage *shortage) {
+    enum { TRIES = 16 };
+    ps_status status = PS_OK;
+    for (uint32_t i = 0; i < g->n && !status; i++)
+        status = ps_gpu_choose(b, &levels[g->at[i]], &g->choice[i], shortage);
+    ps_building kept = *b;
+    for (int round = 0; round < TRIES && !status; round++) {
+        uint32_t over;
+        uint64_t bytes = 0;
+        b->n_programs = kept.n_programs; /* of an earlier round */
+        memset(out, 0, g->n * sizeof *out);
+        order_levels(g);
+        status = build_gpu_levels(b, levels, g, out, &over, &bytes);
+        if (status || over == UINT32_MAX)
+            return status;
+        ps_gpu_choice *c = &g->choice[over];
+        bytes = (bytes + PS_VRAM_ALIGN - 1) / PS_VRAM_ALIGN * PS_VRAM_ALIGN;
+        if (bytes >= c->weight_bytes)
+            break;
+        c->weight_bytes -= bytes;
+    }
+    return status ? status
+                  : ps_error_set(b->err, PS_E_INTERNAL, "plan", "the levels' memory does not settle");
+}
+
+/* Build every level asked for, in order, into the plan. */
+static ps_status build_levels(ps_building *b, const ps_level_request *levels, ps_shortage *shortage) {
+    const ps_plan_request *q = b->q;
+    uint64_t memory = q->memory_bytes ? q->memory_bytes : q->profile->topology.memory_bytes;
+    gpu_levels g = {.at = calloc(q->n_levels, sizeof *g.at),
+                    .order = calloc(q->n_levels, sizeof *g.order),
+                    .choice = calloc(q->n_levels, sizeof *g.choice)};
+    ps_level *built = calloc(q->n_levels, sizeof *built);
+    ps_status status = g.at && g.order && g.choice && built ? PS_OK : ps_build_no_memory(b->err);
+    for (uint32_t i = 0; i < q->n_levels && !status; i++) /* host levels come first: their budget is 0 */
+        if (levels[i].budget_bytes && (i == 0 || compare_levels(&levels[i - 1], &levels[i]) != 0))
+            g.at[g.n++] = i;
+    for (uint32_t i = 0; i < q->n_levels && !status && !levels[i].budget_bytes; i++) {
+        if (i && compare_levels(&levels[i - 1], &levels[i]) == 0)
+            continue;
+        ps_level *level = &b->plan->levels[b->plan->n_levels];
+        uint64_t kv_bytes = 0;
+        status = build_level(b, &levels[i], true, level, &kv_bytes);
+        if (!status && memory && level->peak_host_bytes > memory)
+            status = infeasible(b, &levels[i], level, kv_bytes, memory, shortage);
+        b->plan->n_levels += !status;
+    }
+    if (!status && g.n)
+        status = plan_gpu(b, levels, &g, built, shortage);
+    for (uint32_t i = 0; i < g.n && !status; i++) {
+        if (memory && built[i].peak_host_bytes > memory) {
+            uint64_t kv_bytes = 0;
+            for (uint32_t l = 0; l < q->model->n_layers; l++)
+                if (built[i].kv[l].space == PS_SPACE_HOST)
+                    kv_bytes += built[i].kv[l].bytes * built[i].n_seqs;
+            status = infeasible(b, &levels[g.at[i]], &built[i], kv_bytes, memory, shortage);
+        }
+        if (!status)
+            b->plan->levels[b->plan->n_levels++] = built[i];
+    }
+    free(g.at);
+    free(g.order);
+    free(g.choice);
+    free(built);
+    return status;
 }
 
 ps_status ps_plan_build(const ps_plan_request *q, ps_plan **out, ps_shortage *shortage, ps_error *err) {
     ps_status status = check_request(q, err);
     if (status)
         return status;
-    building b = {.q = q, .err = err, .work = ps_arena_new(UINT64_MAX)};
+    ps_building b = {.q = q, .err = err, .work = ps_arena_new(UINT64_MAX)};
     ps_arena *arena = ps_arena_new(UINT64_MAX);
     ps_level_request *levels = calloc(q->n_levels, sizeof *levels);
     b.plan = arena ? ps_arena_alloc(arena, sizeof *b.plan) : NULL;
     if (!b.work || !levels || !b.plan) {
-        status = no_memory(err);
+        status = ps_build_no_memory(err);
         goto done;
     }
     b.plan->arena = arena;
@@ -391,31 +356,19 @@ ps_status ps_plan_build(const ps_plan_request *q, ps_plan **out, ps_shortage *sh
         goto done;
     b.plan->levels = ps_arena_array(arena, q->n_levels, sizeof *b.plan->levels);
     if (!b.plan->levels) {
-        status = no_memory(err);
+        status = ps_build_no_memory(err);
         goto done;
     }
-    uint64_t memory = q->memory_bytes ? q->memory_bytes : q->profile->topology.memory_bytes;
-    for (uint32_t i = 0; i < q->n_levels; i++) {
-        if (i && compare_levels(&levels[i - 1], &levels[i]) == 0)
-            continue;
-        ps_level *level = &b.plan->levels[b.plan->n_levels];
-        uint64_t kv_bytes = 0;
-        status = build_level(&b, &levels[i], true, level, &kv_bytes);
-        if (status)
-            goto done;
-        if (memory && level->peak_host_bytes > memory) {
-            status = infeasible(&b, &levels[i], level, kv_bytes, memory, shortage);
-            goto done;
-        }
-        b.plan->n_levels++;
-    }
+    status = build_levels(&b, levels, shortage);
+    if (status)
+        goto done;
     status = collect_kernels(&b);
     if (status)
         goto done;
     b.plan->n_programs = b.n_programs;
     b.plan->programs = ps_arena_array(arena, b.n_programs, sizeof *b.plan->programs);
     if (!b.plan->programs) {
-        status = no_memory(err);
+        status = ps_build_no_memory(err);
         goto done;
     }
     for (uint32_t i = 0; i < b.n_programs; i++)
@@ -450,7 +403,7 @@ ps_status ps_plan_simulate_step(const ps_plan *plan, uint32_t level, uint32_t ti
     double end_s = 0;
     double *work = calloc(p->n_instrs ? p->n_instrs : 1, sizeof *work);
     ps_trace_event *events = NULL;
-    ps_status status = work ? PS_OK : no_memory(err);
+    ps_status status = work ? PS_OK : ps_build_no_memory(err);
     for (uint32_t i = 0; i < p->n_blocks && !status; i++)
         for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++)
             work[k] = ps_instr_cost(&r, p, k, p->blocks[i].layer0, after).time_s;
@@ -458,7 +411,7 @@ ps_status ps_plan_simulate_step(const ps_plan *plan, uint32_t level, uint32_t ti
     if (!status)
         status = ps_simulate_all(&sim, &times, &n, &end_s, err);
     if (!status && (n > UINT32_MAX || !(events = calloc(n ? n : 1, sizeof *events))))
-        status = no_memory(err);
+        status = ps_build_no_memory(err);
     if (!status) {
         ps_cursor c;
         uint32_t layer;

@@ -7,6 +7,7 @@
 #include "core/status.h"
 #include "model/model.h"
 #include "plan/cost.h"
+#include "plan/family.h"
 #include "schemas/machine_profile.h"
 #include "schemas/plan.h"
 #include "schemas/trace.h"
@@ -23,6 +24,8 @@ typedef struct ps_level_request {
     uint32_t n_seqs, n_threads;
 } ps_level_request;
 
+enum { PS_PLAN_PROMPT = 1024, PS_PLAN_OUTPUT = 256 };
+
 /* All borrowed for the call. */
 typedef struct ps_plan_request {
     const ps_model *model;
@@ -31,10 +34,14 @@ typedef struct ps_plan_request {
     const ps_level_request *levels; /* any order, equal ones are planned once */
     uint32_t n_levels;
     uint64_t
-        max_step_tokens;   /* largest tier, at most 65536; 0: PS_TILE_TOKENS. Never above the level's context
+        max_step_tokens;   /* largest tier, at most 65536; 0: PS_TILE_TOKENS, with a GPU 16384 where it leaves
+                                 room for weights. Never above the level's context
                                  times its sequences */
     uint32_t max_outputs;  /* rows of logits at once; 0: one per sequence */
     uint64_t memory_bytes; /* host memory that may be used; 0: all the profile's machine has */
+    bool forced;           /* levels with a GPU: of `family`; otherwise the one predicted fastest for the workload */
+    ps_family family;
+    uint32_t prompt_tokens, output_tokens; /* the workload of a sequence; 0: PS_PLAN_PROMPT, PS_PLAN_OUTPUT */
     const char *tool, *created; /* as in ps_plan */
 } ps_plan_request;
 
@@ -44,6 +51,7 @@ typedef struct ps_shortage {
     char largest[48];                    /* what takes most: "weights", "kv cache", "activations" */
     uint64_t largest_bytes;
     uint64_t nearest_context; /* longest context that fits with these sequences, 0: none */
+    uint64_t nearest_budget_bytes; /* of VRAM: the least that would do; 0 where host memory is short */
 } ps_shortage;
 
 /* Build a plan. On PS_OK the caller frees *out with ps_plan_free; the same request gives the same plan.

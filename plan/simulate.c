@@ -14,6 +14,7 @@ static const double same_frac = 1e-9;
 typedef struct event {
     uint32_t instr;
     uint32_t next; /* in its queue, or UINT32_MAX */
+    bool nothing;  /* left out in this tile */
 } event;
 
 /* Expanded stream with at most `rounds` rounds per block. block_first: its first event of each block. */
@@ -61,7 +62,10 @@ static ps_status stream_expand(const ps_sim *sim, uint32_t rounds, stream *s, ps
             for (uint32_t k = 0; k < block->n_instrs; k++) {
                 uint32_t id = block->instr0 + k;
                 ps_queue q = p->instrs[id].queue;
-                s->events[s->n] = (event){id, UINT32_MAX};
+                uint32_t n_tiles = block_tiles(block, sim->n_tiles);
+                s->events[s->n] =
+                    (event){id, UINT32_MAX,
+                            block->over_tiles && !ps_instr_runs(&p->instrs[id], i % n_tiles, n_tiles)};
                 if (last[q] == UINT32_MAX)
                     s->head[q] = s->n;
                 else
@@ -89,23 +93,26 @@ static ps_status stream_run(const ps_sim *sim, stream *s, ps_error *err) {
     }
     while (n_done < s->n) {
         uint32_t busy = 0;
+        const ps_instr *now_running[PS_QUEUE_COUNT] = {0};
         for (int q = 0; q < PS_QUEUE_COUNT; q++) {
             if (running[q] == UINT32_MAX && next[q] != UINT32_MAX) {
                 uint32_t e = next[q];
                 const ps_instr *in = &p->instrs[s->events[e].instr];
                 bool ready = true;
-                for (uint32_t w = 0; w < in->n_waits && ready; w++)
+                for (uint32_t w = 0; w < in->n_waits && ready && !s->events[e].nothing; w++)
                     ready =
                         in->wait[w] > e || done[e - in->wait[w]]; /* before the stream: nothing to wait for */
                 if (ready) {
                     running[q] = e;
                     next[q] = s->events[e].next;
-                    left[q] = sim->work_s[s->events[e].instr];
+                    left[q] = s->events[e].nothing ? 0 : sim->work_s[s->events[e].instr];
                     s->times[e].start_s = now;
                 }
             }
-            if (running[q] != UINT32_MAX)
+            if (running[q] != UINT32_MAX) {
                 busy |= 1u << q;
+                now_running[q] = &p->instrs[s->events[running[q]].instr];
+            }
         }
         if (!busy) { /* cannot happen: waits point backwards, so the first event not done is ready */
             status = ps_error_set(err, PS_E_INTERNAL, "simulation", "no queue can proceed");
@@ -114,15 +121,13 @@ static ps_status stream_run(const ps_sim *sim, stream *s, ps_error *err) {
         double speed[PS_QUEUE_COUNT], step = INFINITY;
         for (int q = 0; q < PS_QUEUE_COUNT; q++)
             if (busy & 1u << q) {
-                speed[q] = sim->speed
-                               ? sim->speed(sim->speed_ctx, &p->instrs[s->events[running[q]].instr], busy)
-                               : 1;
+                speed[q] = sim->speed ? sim->speed(sim->speed_ctx, now_running, (ps_queue)q) : 1;
                 step = fmin(step, left[q] / speed[q]);
             }
         now += step;
         for (int q = 0; q < PS_QUEUE_COUNT; q++)
             if (busy & 1u << q) {
-                double need = left[q] / speed[q];
+                double need = left[q] / speed[q]; /* "nothing" has none */
                 if (need <= step * (1 + 1e-15)) {
                     s->times[running[q]].end_s = now;
                     done[running[q]] = true;

@@ -16,9 +16,9 @@
 extern "C" {
 #endif
 
-/* Speed of an instruction (1: as measured idle) while the queues in busy_mask run something, bit q for queue
- * q, its own included. Must be positive. NULL in ps_sim: every speed is 1. */
-typedef double (*ps_sim_speed)(void *ctx, const ps_instr *instr, uint32_t busy_mask);
+/* Speed of running[q] (1: as measured idle) while the instructions of `running` are on their queues (NULL: the queue is
+ * idle). Must be positive. NULL in ps_sim: every speed is 1. */
+typedef double (*ps_sim_speed)(void *ctx, const ps_instr *const running[PS_QUEUE_COUNT], ps_queue q);
 
 typedef struct ps_sim_time {
     double start_s, end_s;

@@ -14,8 +14,10 @@ static const ps_option options[] = {
     {"context", 'c', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Contexts in tokens (4096, or the model's)."},
     {"parallel", 'n', PS_OPT_U64, "N", "1", 1, 4096, "Sequences at the same time."},
     {"threads", 't', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Thread counts (all the profile allows)."},
-    {"max-step", 0, PS_OPT_U64, "N", "2048", 1, 65536, "Most new tokens in one step."},
+    {"max-step", 0, PS_OPT_U64, "N", NULL, 1, 65536, "Most new tokens in one step (2048; GPU: 16384)."},
     {"outputs", 0, PS_OPT_U64, "N", NULL, 1, 65536, "Rows of logits at once (one per sequence)."},
+    {"force", 0, PS_OPT_TEXT, "FAMILY", NULL, 0, 0, "gpu, direct, static, dynamic or split (the fastest)."},
+    {"workload", 0, PS_OPT_TEXT, "LIST", NULL, 0, 0, "What is to be fast (prompt=1024,output=256)."},
     {"output", 'o', PS_OPT_TEXT, "FILE", NULL, 0, 0,
      "Write here (MODEL.plan.yaml in this folder; - for stdout)."},
     {"format", 'f', PS_OPT_TEXT, "NAME", NULL, 0, 0, "yaml or binary (by the ending: .bin is binary)."},
@@ -33,6 +35,7 @@ static const ps_command command = {
                "psplan check PLAN MODEL.gguf. Lists are separated by commas. Weights are never read.",
     .examples = "  psplan model.gguf\n"
                 "  psplan model.gguf --context 1024,4096 --threads 1,2 --explain\n"
+                "  psplan model.gguf --budget 4GiB,8GiB --context 4096,16384\n"
                 "  psplan model.gguf --profile there.yaml --output model.plan.bin",
     .options = options,
     .n_options = N_OPTIONS,
@@ -73,10 +76,30 @@ static ps_status parse_numbers(const char *option, const char *text, uint64_t ma
     return status;
 }
 
+/* "prompt=1024,output=256", in any order, one of them or both. */
+static ps_status parse_workload(const char *text, uint32_t *out_prompt, uint32_t *out_output, ps_error *err) {
+    char items[MAX_LIST][24];
+    uint32_t n = 0;
+    ps_status status = split_list("--workload", text, items, &n, err);
+    for (uint32_t i = 0; i < n && !status; i++) {
+        uint32_t *to = strncmp(items[i], "prompt=", 7) == 0   ? out_prompt
+                       : strncmp(items[i], "output=", 7) == 0 ? out_output
+                                                              : NULL;
+        uint64_t v = 0;
+        if (!to || !ps_parse_size(items[i] + 7, &v) || v == 0 || v > 1 << 24)
+            status = ps_error_set(err, PS_E_USAGE, "--workload", "'%s' is neither prompt=N nor output=N", items[i]);
+        else
+            *to = (uint32_t)v;
+    }
+    return status;
+}
+
 typedef struct wishes {
     char budgets[MAX_LIST][24];
     uint64_t budget_bytes[MAX_LIST], contexts[MAX_LIST], threads[MAX_LIST];
     uint32_t n_budgets, n_contexts, n_threads;
+    uint32_t prompt, output; /* 0: as usual */
+    ps_family family;        /* PS_FAMILY_COUNT: the fastest */
 } wishes;
 
 static ps_status parse_budgets(const char *text, wishes *w, ps_error *err) {
@@ -105,6 +128,15 @@ static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *e
     if (!status && get(values, "threads")->set)
         status =
             parse_numbers("--threads", get(values, "threads")->text, 65536, w->threads, &w->n_threads, err);
+    w->family = PS_FAMILY_COUNT;
+    if (!status && get(values, "force")->set) {
+        w->family = ps_family_by_name(get(values, "force")->text);
+        if (w->family == PS_FAMILY_COUNT)
+            status = ps_error_set(err, PS_E_USAGE, "--force", "'%s' is none of gpu, direct, static, dynamic, split",
+                                  get(values, "force")->text);
+    }
+    if (!status && get(values, "workload")->set)
+        status = parse_workload(get(values, "workload")->text, &w->prompt, &w->output, err);
     if (!status && format && strcmp(format, "yaml") != 0 && strcmp(format, "binary") != 0)
         status = ps_error_set(err, PS_E_USAGE, "--format", "'%s' is neither yaml nor binary", format);
     return status;
@@ -257,6 +289,8 @@ static ps_status show_shortage(const ps_shortage *s, const ps_error *why, ps_err
     ps_json_str(j, "largest", s->largest);
     ps_json_u64(j, "largest_bytes", s->largest_bytes);
     ps_json_u64(j, "nearest_context", s->nearest_context);
+    if (s->nearest_budget_bytes)
+        ps_json_u64(j, "nearest_budget_bytes", s->nearest_budget_bytes);
     ps_json_close(j);
     return psplan_print(ps_json_end(j, NULL), err);
 }
@@ -338,6 +372,10 @@ int psplan_plan(int argc, char **argv) {
                                .n_levels = n_levels,
                                .max_step_tokens = get(values, "max-step")->u64,
                                .max_outputs = (uint32_t)get(values, "outputs")->u64,
+                               .forced = w.family != PS_FAMILY_COUNT,
+                               .family = w.family,
+                               .prompt_tokens = w.prompt,
+                               .output_tokens = w.output,
                                .tool = "psplan " PS_VERSION_STRING,
                                .created = created};
     status = ps_plan_build(&request, &plan, &shortage, &err);

@@ -8,10 +8,10 @@ static double share(double bound, double step) {
     return step > 0 ? 100 * bound / step : 0;
 }
 
-static uint64_t kv_bytes(const ps_plan *plan, const ps_level *l) {
+static uint64_t kv_in(const ps_plan *plan, const ps_level *l, ps_space space) {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < plan->n_layers; i++)
-        sum += l->kv[i].bytes * l->n_seqs;
+        sum += l->kv[i].space == space ? l->kv[i].bytes * l->n_seqs : 0;
     return sum;
 }
 
@@ -22,7 +22,7 @@ static double rate(const ps_tier *t, double step_s) {
 
 static void memory_map(const psplan_view *v, const ps_level *l, ps_text *t) {
     char b[6][32];
-    uint64_t kv = kv_bytes(v->plan, l), program = ps_memory_program_bytes(v->model, l->n_threads, l->n_seqs);
+    uint64_t kv = kv_in(v->plan, l, PS_SPACE_HOST), program = ps_memory_program_bytes(v->model, l->n_threads, l->n_seqs);
     psplan_bytes((double)v->model->weight_bytes, b[0]);
     psplan_bytes((double)kv, b[1]);
     psplan_bytes((double)(l->host_arena_bytes - kv), b[2]);
@@ -34,11 +34,84 @@ static void memory_map(const psplan_view *v, const ps_level *l, ps_text *t) {
                    b[0], b[1], b[2], b[3], b[4], b[5]);
 }
 
+/* Bytes of the model's weights by where the level's tier finds them: in VRAM between steps, copied, read by the GPU from
+ * host memory, read by the CPU. Of experts the GPU and the CPU share, all that are not resident count for the CPU. */
+typedef struct found {
+    uint64_t copied, direct, host;
+} found;
+
+static uint64_t bytes_of(const psplan_view *v, const ps_instr *in, uint32_t layer, int w) {
+    const ps_weight *x = ps_model_weight(v->model, layer, in->w[w]);
+    if (!x)
+        return 0;
+    double share = 1, rows = (double)(x->experts > 1 ? x->experts : x->rows);
+    if (w == 0 || in->op == PS_OP_MOE_DISPATCH)
+        share = (in->n_rows ? (double)in->n_rows / rows : 1) *
+                (in->n_cols ? (double)in->n_cols / (double)x->cols : 1);
+    return (uint64_t)((double)x->bytes * share);
+}
+
+static found find_weights(const psplan_view *v, const ps_tier *t) {
+    const ps_program *p = &v->plan->programs[t->program];
+    found f = {0, 0, 0};
+    for (uint32_t b = 0; b < p->n_blocks; b++)
+        for (uint32_t l = 0; l < p->blocks[b].n_layers; l++)
+            for (uint32_t i = p->blocks[b].instr0; i < p->blocks[b].instr0 + p->blocks[b].n_instrs; i++) {
+                const ps_instr *in = &p->instrs[i];
+                uint32_t layer = ps_instr_weight_layer(v->plan, in, p->blocks[b].layer0 + l);
+                for (int w = 0; w < PS_OP_MAX_WEIGHTS && in->op != PS_OP_EMBED; w++) {
+                    if (in->w[w] == PS_ROLE_NONE || in->part == PS_MOE_PART_NEAR)
+                        continue;
+                    uint64_t bytes = bytes_of(v, in, layer, w);
+                    if (in->op == PS_OP_COPY)
+                        f.copied += bytes;
+                    else if (in->queue == PS_QUEUE_CPU)
+                        f.host += bytes;
+                    else if (in->at[w] == PS_AT_HOST)
+                        f.direct += bytes;
+                }
+            }
+    return f;
+}
+
+static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
+    char b[5][32];
+    uint64_t kv = kv_in(v->plan, l, PS_SPACE_VRAM);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < v->plan->n_layers; i++)
+        n += l->kv[i].space == PS_SPACE_VRAM;
+    psplan_bytes((double)l->vram_base_bytes, b[0]);
+    psplan_bytes((double)kv, b[1]);
+    psplan_bytes((double)(l->vram_work_bytes - kv), b[2]);
+    psplan_bytes((double)l->vram_weight_bytes, b[3]);
+    psplan_bytes((double)(l->vram_base_bytes + l->vram_work_bytes + l->vram_weight_bytes), b[4]);
+    ps_text_printf(t,
+                   "  vram     context and libraries %s, kv cache %s (%u of %u layers), activations and slots %s, "
+                   "weights %s: %s\n",
+                   b[0], b[1], n, v->plan->n_layers, b[2], b[3], b[4]);
+    for (uint32_t i = 0; i < l->n_tiers; i++) {
+        const ps_tier *r = &l->tiers[i];
+        if (i && r->max_tokens != l->n_seqs && i + 1 != l->n_tiers)
+            continue;
+        found f = find_weights(v, r);
+        psplan_bytes((double)f.copied, b[0]);
+        psplan_bytes((double)f.direct, b[1]);
+        psplan_bytes((double)f.host, b[2]);
+        ps_text_printf(t, "  steps of %u: copied %s, read direct %s, computed by the CPU %s", r->max_tokens, b[0],
+                       b[1], b[2]);
+        if (r->max_direct)
+            ps_text_printf(t, ", of which %u expert%s a layer direct", r->max_direct, r->max_direct == 1 ? "" : "s");
+        ps_text_printf(t, "\n");
+    }
+}
+
 static void level_table(const psplan_view *v, const ps_level *l, ps_text *t) {
     ps_text_printf(t, "\nbudget %s, context %llu, %u sequence%s, %u thread%s\n", l->budget,
                    (unsigned long long)l->bucket_tokens, l->n_seqs, l->n_seqs == 1 ? "" : "s", l->n_threads,
                    l->n_threads == 1 ? "" : "s");
     memory_map(v, l, t);
+    if (l->budget_bytes)
+        vram_map(v, l, t);
     ps_text_printf(t, "  %8s  %10s  %10s  %11s  %11s  %6s  %10s\n", "tokens", "step empty", "step full",
                    "tok/s empty", "tok/s full", "% raw", "% reachable");
     for (uint32_t i = 0; i < l->n_tiers; i++) {
@@ -69,7 +142,7 @@ void psplan_table(const psplan_view *v, ps_text *t) {
 }
 
 static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
-    uint64_t kv = kv_bytes(v->plan, l);
+    uint64_t kv = kv_in(v->plan, l, PS_SPACE_HOST);
     ps_json_object(j, NULL);
     ps_json_str(j, "budget", l->budget);
     ps_json_u64(j, "budget_bytes", l->budget_bytes);
@@ -83,6 +156,11 @@ static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
     ps_json_u64(j, "program_bytes", ps_memory_program_bytes(v->model, l->n_threads, l->n_seqs));
     ps_json_u64(j, "host_arena_bytes", l->host_arena_bytes);
     ps_json_u64(j, "vram_work_bytes", l->vram_work_bytes);
+    if (l->budget_bytes) {
+        ps_json_u64(j, "vram_base_bytes", l->vram_base_bytes);
+        ps_json_u64(j, "vram_weight_bytes", l->vram_weight_bytes);
+        ps_json_u64(j, "vram_kv_bytes", kv_in(v->plan, l, PS_SPACE_VRAM));
+    }
     ps_json_u64(j, "peak_host_bytes", l->peak_host_bytes);
     ps_json_close(j);
     ps_json_array(j, "tiers");
@@ -99,6 +177,14 @@ static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
         ps_json_f64(j, "raw_bound_s", r->raw_bound_s);
         ps_json_f64(j, "reachable_bound_s", r->reachable_bound_s);
         ps_json_u64(j, "scratch_bytes", r->scratch_bytes);
+        if (l->budget_bytes) {
+            found f = find_weights(v, r);
+            ps_json_u64(j, "vram_scratch_bytes", r->vram_scratch_bytes);
+            ps_json_u64(j, "copied_bytes", f.copied);
+            ps_json_u64(j, "direct_bytes", f.direct);
+            ps_json_u64(j, "cpu_bytes", f.host);
+            ps_json_u64(j, "max_direct", r->max_direct);
+        }
         ps_json_close(j);
     }
     ps_json_close(j);

@@ -36,34 +36,6 @@ MM_INLINE uint32_t mm512_block_at(ps_dtype type, uint32_t i, uint32_t n) {
     return (i < n ? i : n - 1) * mm_block_bytes(type);
 }
 
-/* The first two bytes of 16 blocks of 32 at b as words (Q4_0, Q5_0), or the first four as dwords (Q4_1, Q5_1): picked
- * out of vectors, since gathers take longer (not so for the long blocks of Q8_0). Nothing is read behind the blocks. */
-MM_INLINE __m512i mm512_heads(const ps_dtype type, const uint8_t *b) {
-    const uint32_t bytes = mm_block_bytes(type);
-    const bool words = type == PS_DTYPE_Q4_0 || type == PS_DTYPE_Q5_0;
-    const uint32_t per_load = 1 + (words ? 63 / (bytes / 2) : 31 / (bytes / 4)); /* heads in 128 bytes */
-    __m512i all = _mm512_setzero_si512();
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < 16; i += per_load) {
-        const uint32_t first =
-            i + per_load <= 16 ? i : 16 - per_load; /* the last ones end where the blocks end */
-        const __mmask16 here = (__mmask16)(0xffffu << i);
-        const uint8_t *p = b + first * bytes;
-        const __m512i lo = _mm512_loadu_si512(p), hi = _mm512_loadu_si512(p + 64);
-        const __m512i lane =
-            _mm512_sub_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                             _mm512_set1_epi32((int)first));
-        const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)(bytes / (words ? 2 : 4))));
-        if (words)
-            all = _mm512_or_si512(
-                all, _mm512_maskz_permutex2var_epi16(here & mm_mask16(i + per_load), lo,
-                                                     _mm512_castsi256_si512(_mm512_cvtepi32_epi16(at)), hi));
-        else
-            all = _mm512_mask_mov_epi32(all, here, _mm512_permutex2var_epi32(lo, at, hi));
-    }
-    return all;
-}
-
 /* Factors of the chunk at b with n groups: weight = d * u + m, one lane per group of 32; Q6_K: one lane
  * per 16 weights. Lanes past the chunk are 0. */
 MM_INLINE void mm512_factors(ps_dtype type, const uint8_t *b, uint32_t n, __m512 *d, __m512 *m) {
@@ -89,15 +61,8 @@ MM_INLINE void mm512_factors(ps_dtype type, const uint8_t *b, uint32_t n, __m512
         __m512i idx =
             _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
                                _mm512_set1_epi32(bytes));
-        const bool pairs = type == PS_DTYPE_Q4_1 || type == PS_DTYPE_Q5_1;
-        if (n == 16 && (type == PS_DTYPE_Q4_0 || type == PS_DTYPE_Q5_0)) {
-            *d = _mm512_cvtph_ps(_mm512_castsi512_si256(mm512_heads(type, b)));
-            *m = _mm512_mul_ps(*d, _mm512_set1_ps(-mm512_offset(type)));
-            return;
-        }
-        __m512i g = n == 16 && pairs ? mm512_heads(type, b)
-                                     : _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), k, idx, b, 1);
-        if (pairs) {
+        __m512i g = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), k, idx, b, 1);
+        if (type == PS_DTYPE_Q4_1 || type == PS_DTYPE_Q5_1) {
             g = _mm512_permutexvar_epi16(_mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5,
                                                           3, 1, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8,
                                                           6, 4, 2, 0),

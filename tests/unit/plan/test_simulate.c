@@ -76,12 +76,11 @@ Test(simulate, queues_overlap_and_wait) {
 }
 
 /* While CPU and H2D run together the copy goes at 1/2 and the CPU at 3/4. */
-static double contended(void *ctx, const ps_instr *in, uint32_t busy) {
+static double contended(void *ctx, const ps_instr *const running[PS_QUEUE_COUNT], ps_queue q) {
     (void)ctx;
-    const uint32_t both = 1u << PS_QUEUE_CPU | 1u << PS_QUEUE_H2D;
-    if ((busy & both) != both)
+    if (!running[PS_QUEUE_CPU] || !running[PS_QUEUE_H2D])
         return 1;
-    return in->queue == PS_QUEUE_H2D ? 0.5 : in->queue == PS_QUEUE_CPU ? 0.75 : 1;
+    return q == PS_QUEUE_H2D ? 0.5 : q == PS_QUEUE_CPU ? 0.75 : 1;
 }
 
 Test(simulate, contention_changes_speed_at_every_start_and_end) {

@@ -1,0 +1,168 @@
+/* Programs of a plan, shared by tiers and levels, and the tiers made of them. See build.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/checked.h"
+#include "plan/build.h"
+#include "plan/memory.h"
+#include "plan/simulate.h"
+
+ps_status ps_build_no_memory(ps_error *err) {
+    return ps_error_set(err, PS_E_NOMEM, "plan", "out of memory");
+}
+
+static bool same_program(const ps_program *a, const ps_program *b) {
+    if (a->n_buffers != b->n_buffers || a->n_instrs != b->n_instrs || a->n_blocks != b->n_blocks ||
+        a->n_entries != b->n_entries)
+        return false;
+    for (uint32_t i = 0; i < a->n_entries; i++) {
+        const ps_slot_entry *x = &a->entries[i], *y = &b->entries[i];
+        if (x->slot != y->slot || x->range.role != y->range.role || x->range.layer != y->range.layer ||
+            x->range.row0 != y->range.row0 || x->range.n_rows != y->range.n_rows ||
+            x->range.col0 != y->range.col0 || x->range.n_cols != y->range.n_cols)
+            return false;
+    }
+    for (uint32_t i = 0; i < a->n_buffers; i++) {
+        const ps_plan_buffer *x = &a->buffers[i], *y = &b->buffers[i];
+        if (x->value != y->value || x->space != y->space || x->fmt != y->fmt || x->rows != y->rows ||
+            x->col0 != y->col0 || x->cols != y->cols)
+            return false;
+    }
+    for (uint32_t i = 0; i < a->n_blocks; i++) {
+        const ps_block *x = &a->blocks[i], *y = &b->blocks[i];
+        if (x->loop != y->loop || x->layer0 != y->layer0 || x->n_layers != y->n_layers ||
+            x->over_tiles != y->over_tiles || x->instr0 != y->instr0 || x->n_instrs != y->n_instrs)
+            return false;
+    }
+    for (uint32_t i = 0; i < a->n_instrs; i++) {
+        const ps_instr *x = &a->instrs[i], *y = &b->instrs[i];
+        bool same = x->op == y->op && x->queue == y->queue && x->kernel == y->kernel &&
+                    x->shard == y->shard && x->row0 == y->row0 && x->n_rows == y->n_rows &&
+                    x->col0 == y->col0 && x->n_cols == y->n_cols && x->part == y->part &&
+                    x->when == y->when && x->ahead == y->ahead && x->kv == y->kv && x->dst == y->dst &&
+                    x->n_waits == y->n_waits;
+        for (int k = 0; same && k < PS_OP_MAX_WEIGHTS; k++)
+            same = x->w[k] == y->w[k] && x->at[k] == y->at[k];
+        for (int k = 0; same && k < PS_OP_MAX_SRC; k++)
+            same = x->src[k] == y->src[k];
+        for (uint32_t k = 0; same && k < x->n_waits; k++)
+            same = x->wait[k] == y->wait[k];
+        if (!same)
+            return false;
+    }
+    return true;
+}
+
+ps_status ps_build_program(ps_building *b, const ps_lower_request *r, uint32_t *out_index) {
+    ps_arena *arena = ps_arena_new(UINT64_MAX);
+    ps_program p;
+    ps_status status = arena ? ps_lower(r, arena, &p, b->err) : ps_build_no_memory(b->err);
+    if (status)
+        goto done;
+    for (uint32_t i = 0; i < b->n_programs; i++)
+        if (same_program(&b->programs[i].program, &p)) {
+            *out_index = i;
+            goto done;
+        }
+    if (b->n_programs == b->room) {
+        uint32_t room = b->room ? b->room * 2 : 8;
+        ps_built_program *grown = realloc(b->programs, room * sizeof *grown);
+        if (!grown) {
+            status = ps_build_no_memory(b->err);
+            goto done;
+        }
+        b->programs = grown;
+        b->room = room;
+    }
+    ps_built_program *to = &b->programs[b->n_programs];
+    to->program = p;
+    to->program.buffers = ps_arena_array(b->plan->arena, p.n_buffers, sizeof *p.buffers);
+    to->program.instrs = ps_arena_array(b->plan->arena, p.n_instrs, sizeof *p.instrs);
+    to->program.blocks = ps_arena_array(b->plan->arena, p.n_blocks, sizeof *p.blocks);
+    to->program.entries = ps_arena_array(b->plan->arena, p.n_entries, sizeof *p.entries);
+    to->conflict = ps_arena_array(b->work, (uint64_t)p.n_buffers * p.n_buffers, sizeof *to->conflict);
+    if (!to->program.buffers || !to->program.instrs || !to->program.blocks || !to->program.entries ||
+        !to->conflict) {
+        status = ps_build_no_memory(b->err);
+        goto done;
+    }
+    memcpy(to->program.buffers, p.buffers, p.n_buffers * sizeof *p.buffers);
+    memcpy(to->program.instrs, p.instrs, p.n_instrs * sizeof *p.instrs);
+    memcpy(to->program.blocks, p.blocks, p.n_blocks * sizeof *p.blocks);
+    if (p.n_entries)
+        memcpy(to->program.entries, p.entries, p.n_entries * sizeof *p.entries);
+    status = ps_deps_conflicts(&to->program, to->conflict, b->err);
+    if (!status)
+        *out_index = b->n_programs++;
+done:
+    ps_arena_free(arena);
+    return status;
+}
+
+ps_status ps_build_predict(ps_building *b, const ps_lower_request *r, const ps_program *p, ps_tier *tier) {
+    double *work = calloc(p->n_instrs, sizeof *work);
+    ps_sim_time *times = calloc(p->n_instrs, sizeof *times);
+    ps_sim_block *blocks = calloc(p->n_blocks, sizeof *blocks);
+    ps_status status = work && times && blocks ? PS_OK : ps_build_no_memory(b->err);
+    ps_contention contention = ps_contention_of(r->cost, r->n_threads);
+    uint64_t empty = r->max_tokens <= r->n_seqs ? 1 : r->max_tokens; /* positions after a step from nothing */
+    for (int full = 0; full < 2 && !status; full++) {
+        uint64_t kv_len = full && r->bucket_tokens > empty ? r->bucket_tokens : empty;
+        for (uint32_t i = 0; i < p->n_blocks; i++)
+            for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++)
+                work[k] = ps_instr_cost(r, p, k, p->blocks[i].layer0, kv_len).time_s;
+        ps_sim sim = {.program = p,
+                      .n_tiles = (uint32_t)((r->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS),
+                      .work_s = work,
+                      .start_s = r->profile->pool_start_s.median,
+                      .speed = r->place ? ps_instr_speed : NULL,
+                      .speed_ctx = &contention};
+        status = ps_simulate(&sim, times, blocks, full ? &tier->step_full_s : &tier->step_empty_s, b->err);
+        for (uint32_t i = 0; i < p->n_blocks && !status; i++) {
+            (full ? tier->block_period_full_s : tier->block_period_empty_s)[i] = blocks[i].period_s;
+            for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++) {
+                double start = times[k].start_s - blocks[i].start_s, end = times[k].end_s - blocks[i].start_s;
+                start = start > 0 ? start : 0;
+                end = end > start ? end : start;
+                ps_prediction *to = &tier->predicted[k];
+                *(full ? &to->start_full_s : &to->start_empty_s) = start;
+                *(full ? &to->end_full_s : &to->end_empty_s) = end;
+            }
+        }
+    }
+    free(work);
+    free(times);
+    free(blocks);
+    return status;
+}
+
+ps_status ps_build_tier(ps_building *b, const ps_lower_request *r, ps_arena *arena, const uint64_t kv_end[2],
+                        ps_tier *tier, uint64_t out_end[2]) {
+    ps_status status = ps_build_program(b, r, &tier->program);
+    if (status)
+        return status;
+    const ps_built_program *bp = &b->programs[tier->program];
+    const ps_program *p = &bp->program;
+    tier->max_tokens = (uint32_t)r->max_tokens;
+    tier->max_outputs = r->max_outputs;
+    tier->max_direct = r->place ? r->place->max_direct : 0;
+    tier->buffer_offset = ps_arena_array(arena, p->n_buffers, sizeof *tier->buffer_offset);
+    tier->block_period_empty_s = ps_arena_array(arena, p->n_blocks, sizeof(double));
+    tier->block_period_full_s = ps_arena_array(arena, p->n_blocks, sizeof(double));
+    tier->predicted = ps_arena_array(arena, p->n_instrs, sizeof *tier->predicted);
+    if (!tier->buffer_offset || !tier->block_period_empty_s || !tier->block_period_full_s || !tier->predicted)
+        return ps_build_no_memory(b->err);
+    for (int s = 0; s < PS_SPACE_COUNT; s++) {
+        uint64_t end, *offset = s == PS_SPACE_HOST ? &tier->scratch_offset : &tier->vram_scratch_offset,
+                      *bytes = s == PS_SPACE_HOST ? &tier->scratch_bytes : &tier->vram_scratch_bytes;
+        status = ps_memory_place(p, bp->conflict, tier, (ps_space)s, kv_end[s], &end, b->err);
+        if (status)
+            return status;
+        *bytes = ps_memory_scratch(r, p, s == PS_SPACE_HOST ? PS_QUEUE_CPU : PS_QUEUE_GPU);
+        *offset = s == PS_SPACE_HOST || *bytes ? end : 0;
+        if (!ps_add_u64(end, *bytes, &end))
+            return ps_error_set(b->err, PS_E_INFEASIBLE, "memory map", "scratch exceeds 2^64 bytes");
+        out_end[s] = end > out_end[s] ? end : out_end[s];
+    }
+    return PS_OK;
+}

@@ -1,7 +1,6 @@
 /* Opening and closing an engine: model, plan, level, thread team, arena. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "core/checked.h"
 #include "core/clock.h"
@@ -31,7 +30,8 @@ static ps_status match_kernels(const ps_engine *e, const char *plan_path, ps_err
         "was made for another set of kernels than this build has; run pstune and psplan again");
 }
 
-/* Prefer the smallest bucket that holds the context, then the fewest sequences, then the most threads. */
+/* Prefer the smallest bucket that holds the context, then the fewest sequences, then the most threads. Without a context:
+ * the smallest bucket where the level can change to larger ones (with a GPU), else the largest. */
 static bool better(const ps_level *a, const ps_level *b, bool want_largest) {
     if (a->bucket_tokens != b->bucket_tokens)
         return want_largest ? a->bucket_tokens > b->bucket_tokens : a->bucket_tokens < b->bucket_tokens;
@@ -58,7 +58,9 @@ static ps_status choose_level(ps_engine *e, const ps_engine_options *o, ps_error
             continue;
         sessions_fit = true;
         largest = l->bucket_tokens > largest ? l->bucket_tokens : largest;
-        if (l->bucket_tokens >= o->context && (e->level == NULL || better(l, e->level, o->context == 0))) {
+        if (l->bucket_tokens >= o->context &&
+            (e->level == NULL ||
+             better(l, e->level, o->context == 0 && (l->budget_bytes == 0 || o->fixed_level)))) {
             e->level = l;
             e->level_index = i;
         }
@@ -84,38 +86,10 @@ static ps_status choose_level(ps_engine *e, const ps_engine_options *o, ps_error
                         (unsigned long long)o->context, (unsigned long long)largest);
 }
 
-/* The host arena is zero pages until it is used; large pages where the system has them. */
-static ps_status map_arena(ps_engine *e, ps_error *err) {
-    uint64_t bytes = e->level->host_arena_bytes;
-    if (bytes == 0)
-        return PS_OK;
-    void *p =
-        mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED)
-        return ps_error_set(err, PS_E_NOMEM, e->info.budget, "no memory for an arena of %llu bytes",
-                            (unsigned long long)bytes);
-    (void)madvise(p, (size_t)bytes, MADV_HUGEPAGE); /* an optimisation only: it may not be offered */
-    e->host_arena = p;
-    return PS_OK;
-}
-
 /* Everything a step needs, so that steps allocate nothing. */
 static ps_status size_step_data(ps_engine *e, ps_error *err) {
-    uint64_t max_outputs = 0, n_spreads = 0;
-    e->n_events = 0;
-    for (uint32_t i = 0; i < e->n_tiers; i++) {
-        const ps_run_tier *t = &e->tiers[i];
-        uint32_t n_tiles = (t->tier->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS;
-        uint64_t length = ps_run_n_instrs(t, 0, t->n_segments, n_tiles);
-        uint64_t phases = ps_run_n_phases(t, 0, t->n_segments, n_tiles);
-        e->n_events = length > e->n_events ? length : e->n_events;
-        n_spreads = phases > n_spreads ? phases : n_spreads;
-        max_outputs = t->tier->max_outputs > max_outputs ? t->tier->max_outputs : max_outputs;
-    }
-    uint64_t max_tokens = e->tiers[e->n_tiers - 1].tier->max_tokens;
-    e->info.max_step_tokens = (uint32_t)max_tokens;
+    uint64_t max_tokens = e->max_tokens;
     ps_arena *a = e->arena;
-    e->spreads = ps_arena_array(a, n_spreads, sizeof *e->spreads);
     e->tokens = ps_arena_array(a, max_tokens, sizeof *e->tokens);
     e->positions = ps_arena_array(a, max_tokens, sizeof *e->positions);
     e->outputs = ps_arena_array(a, max_tokens, sizeof *e->outputs);
@@ -128,9 +102,8 @@ static ps_status size_step_data(ps_engine *e, ps_error *err) {
     e->thread_spans =
         ps_arena_array(a, (uint64_t)e->info.n_sessions * e->info.n_threads, sizeof *e->thread_spans);
     e->sessions = ps_arena_array(a, e->info.n_sessions, sizeof *e->sessions);
-    if (!e->spreads || !e->tokens || !e->positions || !e->outputs || !e->output_logits ||
-        !e->output_sampled || !e->samplers || !e->spans || !e->span_slot || !e->item_done ||
-        !e->thread_spans || !e->sessions)
+    if (!e->tokens || !e->positions || !e->outputs || !e->output_logits || !e->output_sampled ||
+        !e->samplers || !e->spans || !e->span_slot || !e->item_done || !e->thread_spans || !e->sessions)
         return ps_error_set(err, PS_E_NOMEM, e->info.budget, "no memory for step data");
     return PS_OK;
 }
@@ -157,22 +130,18 @@ static ps_status open_all(ps_engine *e, const ps_engine_options *o, ps_error *er
     if ((status = match_kernels(e, o->plan_path, err)) != PS_OK ||
         (status = choose_level(e, o, err)) != PS_OK)
         return status;
-    if ((status = ps_plan_check(e->plan, e->level, e->model, err)) != PS_OK) {
+    e->info.budget = e->level->budget;
+    e->info.n_threads = e->level->n_threads;
+    if ((status = ps_plan_check(e->plan, e->level, e->model, err)) != PS_OK ||
+        (status = ps_engine_find_reachable(e, err)) != PS_OK) {
         ps_error_prefix(err, o->plan_path);
         return status;
     }
-    e->info.budget = e->level->budget;
-    e->info.n_threads = e->level->n_threads;
-    if ((status = map_arena(e, err)) != PS_OK || (status = ps_engine_resolve(e, err)) != PS_OK ||
-        (status = size_step_data(e, err)) != PS_OK)
+    if ((status = ps_engine_open_device(e, o, err)) != PS_OK ||
+        (status = ps_engine_open_memory(e, o, err)) != PS_OK || (status = size_step_data(e, err)) != PS_OK ||
+        (status = ps_engine_enter_level(e, err)) != PS_OK)
         return status;
     return ps_pool_new(e->machine, e->info.n_threads, &e->pool, err);
-}
-
-/* Ask the kernel to read the weights ahead, so that the first step does not fault them in page by page. */
-static void read_ahead(const ps_gguf *g) {
-    for (uint32_t i = 0; i < g->n_files; i++)
-        (void)madvise((void *)(uintptr_t)g->files[i].data, (size_t)g->files[i].size, MADV_WILLNEED);
 }
 
 ps_status ps_engine_open(const ps_engine_options *o, ps_engine **out, ps_error *err) {
@@ -181,6 +150,8 @@ ps_status ps_engine_open(const ps_engine_options *o, ps_engine **out, ps_error *
     if (e == NULL)
         return ps_error_set(err, PS_E_NOMEM, o->model_path, "no memory");
     e->verify = o->verify;
+    e->fixed_level = o->fixed_level;
+    e->request = PS_NO_REQUEST;
     e->arena = ps_arena_new(UINT64_MAX);
     ps_status status =
         e->arena == NULL ? ps_error_set(err, PS_E_NOMEM, o->model_path, "no memory") : open_all(e, o, err);
@@ -188,18 +159,14 @@ ps_status ps_engine_open(const ps_engine_options *o, ps_engine **out, ps_error *
         ps_engine_close(e);
         return status;
     }
-    read_ahead(e->gguf);
     uint8_t machine[PS_HASH_BYTES];
     ps_machine_hash(e->machine, machine);
     e->info.model_name = e->model->name;
     e->info.arch = e->model->arch_name;
     e->info.cpu_level = ps_cpu_level_name(ps_cpu_level_detect());
-    e->info.weights = "mapped file";
     e->info.n_vocab = e->model->n_vocab;
     e->info.n_layers = e->model->n_layers;
-    e->info.context = e->level->bucket_tokens;
     e->info.weight_bytes = e->model->weight_bytes;
-    e->info.arena_bytes = e->level->host_arena_bytes;
     e->info.other_machine = memcmp(machine, e->plan->machine_hash, sizeof machine) != 0;
     e->info.synthetic_profile = e->plan->synthetic_profile;
     e->info.load_ns = ps_clock_ns() - start_ns;
@@ -211,10 +178,11 @@ void ps_engine_close(ps_engine *e) {
     if (e == NULL)
         return;
     ps_pool_free(e->pool);
-    if (e->host_arena != NULL)
-        munmap(e->host_arena, (size_t)e->level->host_arena_bytes);
+    ps_engine_close_memory(e);
     ps_arena_free(e->trace.arena);
     free(e->event_ns);
+    free(e->spreads);
+    free(e->point_done);
     ps_plan_free(e->plan);
     ps_machine_close(e->machine);
     ps_chat_close(e->chat);
@@ -231,4 +199,18 @@ const ps_engine_info *ps_engine_get_info(const ps_engine *e) {
 
 void ps_engine_get_stats(const ps_engine *e, ps_engine_stats *out) {
     *out = e->stats;
+    uint64_t used;
+    ps_meter how;
+    if (e->has_device && ps_device_vram_used(e->run.device, &used, &how, NULL) == PS_OK &&
+        used > out->vram_peak_bytes)
+        out->vram_peak_bytes = used;
+}
+
+ps_status ps_engine_vram_used(const ps_engine *e, uint64_t *out_process, uint64_t *out_device,
+                              uint64_t *out_device_total, ps_error *err) {
+    ps_meter how;
+    if (!e->has_device)
+        return ps_error_set(err, PS_E_UNAVAILABLE, "device memory", "no GPU takes part");
+    ps_status status = ps_device_vram_used(e->run.device, out_process, &how, err);
+    return status == PS_OK ? ps_device_vram_all(e->run.device, out_device, out_device_total, err) : status;
 }

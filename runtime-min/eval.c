@@ -39,6 +39,8 @@ void ps_session_reset(ps_session *s) {
 }
 
 static ps_status check_items(const ps_engine *e, const ps_eval_item *items, uint32_t n_items, ps_error *err) {
+    if (e->broken)
+        return ps_error_set(err, PS_E_UNAVAILABLE, "engine", "the GPU failed before: open the engine again");
     if (n_items == 0 || n_items > e->info.n_sessions)
         return ps_error_set(err, PS_E_USAGE, "eval", "%u items for %u sessions", n_items, e->info.n_sessions);
     for (uint32_t i = 0; i < n_items; i++) {
@@ -73,6 +75,10 @@ static void gather_step(ps_engine *e, const ps_eval_item *items, uint32_t n_item
         if (n == 0)
             continue;
         room -= n;
+        if (n > step->span_rows)
+            step->span_rows = n;
+        if (it->session->length + n > step->kv_end)
+            step->kv_end = it->session->length + n;
         e->spans[step->n_spans] =
             (ps_seq_span){.row0 = step->n_tokens, .n_rows = n, .pos0 = (uint32_t)it->session->length};
         e->span_slot[step->n_spans++] = it->session->slot;
@@ -104,17 +110,29 @@ static const ps_run_tier *tier_for(const ps_engine *e, uint32_t n_tokens) {
 }
 
 static ps_status run_pass(ps_engine *e, ps_run_step *step, ps_error *err) {
-    if (e->verify)
-        return ps_engine_run_verified(e, step, err);
-    ps_engine_run(e, step);
-    return PS_OK;
+    return e->verify ? ps_engine_run_verified(e, step, err) : ps_engine_run(e, step, err);
+}
+
+/* Whether a step can be run again after it was given up half-way: what it stored must not have taken the place of rows that
+ * its first tokens attend to, in rings that a long step goes round. */
+static bool can_run_again(const ps_engine *e, const ps_run_step *step) {
+    for (uint32_t l = 0; l < e->model->n_layers; l++) {
+        uint64_t rows = e->level->kv[l].rows, window = e->model->layers[l].window;
+        for (uint32_t i = 0; i < step->n_spans && window != 0; i++) {
+            const ps_seq_span *s = &step->spans[i];
+            uint64_t seen = s->pos0 < window ? s->pos0 : window;
+            if ((uint64_t)s->pos0 + s->n_rows > rows && s->n_rows > rows - seen)
+                return false;
+        }
+    }
+    return true;
 }
 
 /* Copy the results of one pass of the tail to where the caller wants them. A token is taken only if its logit is a number:
  * weights with NaN or infinity would otherwise produce text as if nothing were wrong. */
 static ps_status take_outputs(ps_engine *e, const ps_run_step *step, uint32_t first, ps_error *err) {
     const ps_run_tier *t = step->tier;
-    for (uint32_t i = t->segments[t->tail_segment].op0; i < t->n_ops; i++) {
+    for (uint32_t i = 0; i < t->n_ops; i++) {
         const ps_xarg *x = t->ops[i].instr->op == PS_OP_SAMPLE ? &t->ops[i].args.src[0] : NULL;
         if (x == NULL)
             continue;
@@ -138,26 +156,34 @@ static ps_status take_outputs(ps_engine *e, const ps_run_step *step, uint32_t fi
     return PS_OK;
 }
 
-/* The tail once for every group of output rows that its buffers hold. */
-static ps_status run_tail(ps_engine *e, ps_run_step *step, ps_error *err) {
+/* The body with the tail for the first output rows, then the tail for every further group that its buffers hold. */
+static ps_status run_passes(ps_engine *e, ps_run_step *step, ps_error *err) {
     const ps_run_tier *t = step->tier;
-    uint32_t n_outputs = step->n_outputs;
-    step->event0 = ps_run_n_instrs(t, 0, t->tail_segment, step->n_tiles);
-    step->segment0 = t->tail_segment;
-    step->segment_end = t->n_segments;
+    const ps_run_schedule *s = step->schedule;
+    uint32_t n_outputs = step->n_outputs, first = 0;
+    step->cpu_end = n_outputs != 0 ? s->n_cpu : s->cpu_tail;
+    step->dev_end = n_outputs != 0 ? s->n_dev : s->dev_tail;
     ps_status status = PS_OK;
-    for (uint32_t first = 0; first < n_outputs && status == PS_OK; first += step->n_outputs) {
+    do {
         uint32_t left = n_outputs - first;
         step->n_outputs = left < t->tier->max_outputs ? left : t->tier->max_outputs;
+        step->first_output = first;
         step->outputs = e->outputs + first;
         step->samplers = e->samplers + first;
         step->wants_sample = false;
         for (uint32_t o = 0; o < step->n_outputs; o++)
             step->wants_sample |= e->samplers[first + o] != NULL;
         status = run_pass(e, step, err);
-        if (status == PS_OK)
-            status = take_outputs(e, step, first, err);
-    }
+        if (status != PS_OK || e->abort != PS_ABORT_NONE)
+            break;
+        status = take_outputs(e, step, first, err);
+        first += step->n_outputs;
+        step->tail_only = true;
+        step->cpu_begin = s->cpu_tail;
+        step->dev_begin = s->dev_tail;
+        step->cpu_point0 = s->cpu_tail_points;
+        step->dev_point0 = s->dev_tail_points;
+    } while (status == PS_OK && first < n_outputs);
     step->n_outputs = n_outputs;
     return status;
 }
@@ -165,24 +191,33 @@ static ps_status run_tail(ps_engine *e, ps_run_step *step, ps_error *err) {
 static ps_status run_step(ps_engine *e, ps_run_step *step, ps_error *err) {
     const ps_run_tier *t = step->tier = tier_for(e, step->n_tokens);
     step->n_tiles = (step->n_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS;
+    step->schedule = ps_run_schedule_for(t, step->n_tiles);
     step->tokens = e->tokens;
     step->positions = e->positions;
     step->spans = e->spans;
     step->span_slot = e->span_slot;
-    step->segment_end = t->tail_segment;
     uint64_t kv_len = 0;
     for (uint32_t i = 0; i < step->n_spans; i++)
         kv_len = e->spans[i].pos0 > kv_len ? e->spans[i].pos0 : kv_len;
+    e->no_stop = !can_run_again(e, step);
+    e->abort = PS_ABORT_NONE;
 
     uint64_t start_ns = ps_clock_ns();
     e->trace_step_ns = start_ns;
+    ps_status status = PS_OK;
+    if (e->tracing) {
+        ps_engine_clear_events(e, step);
+        if (t->has_device)
+            status = ps_device_start_times(e, err);
+    }
     ps_pool_step_begin(e->pool);
-    ps_status status = run_pass(e, step, err);
-    if (status == PS_OK && step->n_outputs != 0)
-        status = run_tail(e, step, err);
+    if (status == PS_OK)
+        status = run_passes(e, step, err);
     ps_pool_step_end(e->pool);
     uint64_t end_ns = ps_clock_ns();
-    if (status != PS_OK)
+    if (status == PS_OK && e->abort == PS_ABORT_NONE && e->tracing && t->has_device)
+        status = ps_device_read_times(e, true, err);
+    if (status != PS_OK || e->abort != PS_ABORT_NONE)
         return status;
 
     double kv_frac = (double)kv_len / (double)e->level->bucket_tokens;
@@ -194,6 +229,27 @@ static ps_status run_step(ps_engine *e, ps_run_step *step, ps_error *err) {
     return e->tracing ? ps_engine_record(e, step, kv_len, start_ns, end_ns, predicted_s, err) : PS_OK;
 }
 
+/* Lengths of the longest session now and when all items are evaluated; a larger bucket where the level's is too small. */
+static ps_status make_room(ps_engine *e, const ps_eval_item *items, uint32_t n_items, ps_error *err) {
+    e->need_tokens = e->longest = 0;
+    for (uint32_t i = 0; i < e->info.n_sessions; i++)
+        if (e->sessions[i].engine != NULL && e->sessions[i].length > e->longest)
+            e->longest = e->sessions[i].length;
+    e->need_tokens = e->longest;
+    for (uint32_t i = 0; i < n_items; i++) {
+        uint64_t end = items[i].session->length + items[i].n_tokens - e->item_done[i];
+        e->need_tokens = end > e->need_tokens ? end : e->need_tokens;
+    }
+    ps_status status = ps_engine_obey_request(e, err);
+    if (status != PS_OK || e->need_tokens <= e->level->bucket_tokens)
+        return status;
+    uint32_t to = ps_engine_level_for_tokens(e, e->need_tokens);
+    return to == UINT32_MAX
+               ? ps_error_set(err, PS_E_USAGE, "context", "no level of budget %s holds %llu tokens",
+                              e->level->budget, (unsigned long long)e->need_tokens)
+               : ps_engine_change_level(e, to, err);
+}
+
 ps_status ps_engine_eval(ps_engine *e, const ps_eval_item *items, uint32_t n_items, ps_error *err) {
     ps_status status = check_items(e, items, n_items, err);
     if (status != PS_OK)
@@ -201,12 +257,18 @@ ps_status ps_engine_eval(ps_engine *e, const ps_eval_item *items, uint32_t n_ite
     memset(e->item_done, 0, n_items * sizeof *e->item_done);
     for (;;) {
         ps_run_step step = {0};
+        if ((status = make_room(e, items, n_items, err)) != PS_OK)
+            return status;
         gather_step(e, items, n_items, &step);
         if (step.n_tokens == 0)
             return PS_OK;
         status = run_step(e, &step, err);
         if (status != PS_OK)
             return status;
+        if (e->abort != PS_ABORT_NONE) { /* given up for a change of level: once more, there */
+            e->stats.n_abandoned++;
+            continue;
+        }
         for (uint32_t i = 0; i < step.n_spans; i++) {
             for (uint32_t k = 0; k < n_items; k++)
                 if (items[k].session->slot == e->span_slot[i]) {

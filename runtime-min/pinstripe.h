@@ -1,12 +1,14 @@
 /* Pinstripe's runtime: execute a plan on a model.
  *
- *   engine    a model file, a plan and one level of it: weights, programs, thread team, arena. It owns
- *             everything it opened. One call at a time; sessions of an engine count as the engine.
+ *   engine    a model file, a plan and one level of it at a time: weights, programs, thread team, arenas, the GPU. It
+ *             owns everything it opened. One call at a time; sessions of an engine count as the engine. Calls that say
+ *             so may come from any thread meanwhile.
  *   session   one timeline: the KV cache of one sequence and its sampler. Belongs to an engine, which must
  *             outlive it.
  *
  * Nothing here prints, exits or keeps globals. Every fallible call returns a ps_status and fills a ps_error
- * (NULL is allowed). After the engine is open nothing is allocated per token, except where a trace is on. */
+ * (NULL is allowed). After the engine is open nothing is allocated per token, except where a trace is on and where a
+ * step of a new shape becomes a graph. */
 #ifndef PINSTRIPE_H
 #define PINSTRIPE_H
 
@@ -27,17 +29,38 @@ typedef struct ps_engine_options {
     const char *model_path; /* GGUF; any member of a split */
     const char *plan_path;  /* YAML or binary */
     const char *budget;     /* name of a budget of the plan; NULL: its first */
-    uint64_t context;       /* tokens a session must hold; 0: the plan's largest bucket */
-    uint32_t n_sessions;    /* sessions open at once; 0: 1 */
-    uint32_t n_threads;     /* 0: as many as plan and machine allow */
-    bool verify;            /* run every instruction also through the reference kernels (slow) */
+    uint64_t
+        context; /* tokens a session must hold; 0: budgets with a GPU begin with the plan's smallest bucket and
+                               go on to larger ones as sessions grow, others take the largest */
+    uint32_t n_sessions; /* sessions open at once; 0: 1 */
+    uint32_t n_threads;  /* 0: as many as plan and machine allow */
+    bool verify;         /* run every instruction also through the reference kernels (slow) */
+    const char *
+        device; /* "auto" (NULL): a GPU if the level needs one; "cuda"; "emulated": host memory and threads stand
+                               in for a GPU, for tests; "none" */
+    uint64_t emulated_bytes,
+        emulated_base_bytes;     /* VRAM of an emulated device (0: 8 GiB), and what its context takes */
+    const char *hold;            /* how to hold weights in host memory, by name; NULL: the best that works */
+    uint64_t lock_limit_bytes;   /* page-lock at most this much for weights; 0: what the machine allows */
+    uint64_t memory_limit_bytes; /* host memory for weights; 0: what is free */
+    bool fixed_level;            /* stay in the level chosen at load: nothing is set aside for changes */
+    /* Asked before every call to the driver, by its name: true makes it fail. For tests; NULL: never. */
+    bool (*device_fault)(void *ctx, const char *call);
+    void *device_fault_ctx;
 } ps_engine_options;
 
 typedef struct ps_engine_info {
     const char *model_name, *arch, *budget, *cpu_level;
-    const char *weights; /* how weights are held in host memory, for example "mapped file" */
+    const char *weights;      /* how weights are held in host memory, for example "mapped file" */
+    const char *weights_why;  /* the same in a sentence, with the reason */
+    const char *device;       /* name of the GPU; "none" */
+    const char *meter;        /* how device memory is metered; "none" */
+    uint64_t budget_bytes;    /* of the level, 0 without a GPU */
+    uint64_t vram_base_bytes; /* metered before the arenas were made: context, modules, libraries */
+    uint64_t vram_work_bytes, vram_weight_bytes; /* the level's arenas */
     uint32_t n_vocab, n_layers, n_threads, n_sessions;
-    uint64_t context;         /* tokens a session can hold */
+    uint64_t context; /* tokens a session can hold: the largest bucket that the engine can change to */
+    uint64_t bucket;  /* tokens it can hold in the level it is in */
     uint32_t max_step_tokens; /* longest step of a program; longer evaluations become several steps */
     uint64_t weight_bytes, arena_bytes;
     uint64_t load_ns;
@@ -48,11 +71,12 @@ typedef struct ps_engine_info {
 /* Open, check and load. The level is the smallest of the budget that holds context and sessions, with the
  * most threads this process may use. Errors: PS_E_NOINPUT, PS_E_DATA (malformed model or plan, or a plan
  * that the checker refuses), PS_E_UNSUPPORTED, PS_E_MISMATCH (plan of another model or kernel set),
- * PS_E_USAGE (no such budget, context or threads in the plan), PS_E_NOMEM, PS_E_OS. */
+ * PS_E_USAGE (no such budget, context or threads in the plan), PS_E_UNAVAILABLE (no GPU where the level needs one),
+ * PS_E_INFEASIBLE (the meter shows more than the budget), PS_E_NOMEM, PS_E_OS. */
 ps_status ps_engine_open(const ps_engine_options *options, ps_engine **out, ps_error *err);
 /* Sessions must be freed before. NULL is allowed. */
 void ps_engine_close(ps_engine *engine);
-/* Valid while the engine is open. */
+/* Valid while the engine is open; what belongs to the level changes with it. */
 const ps_engine_info *ps_engine_get_info(const ps_engine *engine);
 
 /* Text to token ids. add_special: begin-of-text as the model wants it; parse_special: names of special
@@ -102,8 +126,31 @@ typedef struct ps_engine_stats {
     double predicted_s;         /* what the plan predicted for those steps */
     uint64_t n_verified;        /* instructions compared in verify mode */
     double worst_verify;        /* largest error as a fraction of the kernel's tolerance */
+    uint64_t vram_peak_bytes; /* the meter's highest reading: at load, at changes of level and at this call */
+    uint64_t copied_bytes;    /* weights copied to the GPU in steps */
+    uint64_t direct_bytes;    /* weights that the GPU read from host memory in steps, apart from experts */
+    uint64_t n_graph_steps;   /* steps that were launched as a graph */
+    uint32_t n_graphs;        /* graphs kept now */
+    uint32_t n_changes;       /* changes of level */
+    uint32_t n_abandoned;     /* steps given up for a change and run again */
 } ps_engine_stats;
 void ps_engine_get_stats(const ps_engine *engine, ps_engine_stats *out);
+
+/* Change to the level of another budget of the plan (by name) that holds the longest session, with the same sequences and
+ * threads. KV is kept; the next evaluation goes on where the last one ended. Errors: PS_E_USAGE (no such level, or none that
+ * can be changed to), PS_E_INFEASIBLE (the meter), PS_E_NOMEM (VRAM taken by others), PS_E_OS; after the last three the
+ * engine is in the smallest level it could get, or unusable if the error says so. */
+ps_status ps_engine_set_budget(ps_engine *engine, const char *budget, ps_error *err);
+/* Ask for the level with the largest budget of at most `bytes` (or the smallest there is): an evaluation in progress stops
+ * at its next instruction, changes the level, and runs the abandoned step again; otherwise the next evaluation changes first.
+ * Any thread, and signal handlers. */
+void ps_engine_request_bytes(ps_engine *engine, uint64_t bytes);
+/* The next smaller (-1) or larger (1) budget that can be changed to, seen from the one last asked for; the same budget if
+ * there is none. Returns its bytes. Any thread, and signal handlers. */
+uint64_t ps_engine_request_step(ps_engine *engine, int direction);
+/* Device memory of this process as the meter has it, and of the whole device. Any thread. PS_E_UNAVAILABLE: no GPU takes part. */
+ps_status ps_engine_vram_used(const ps_engine *engine, uint64_t *out_process, uint64_t *out_device,
+                              uint64_t *out_device_total, ps_error *err);
 
 /* Record the steps from now on (see docs/trace-format.md). */
 ps_status ps_engine_trace_start(ps_engine *engine, ps_error *err);

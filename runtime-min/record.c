@@ -64,10 +64,19 @@ static ps_trace_step *new_step(ps_engine *e, uint64_t n_events) {
     return step->events == NULL ? NULL : step;
 }
 
+void ps_engine_clear_events(ps_engine *e, const ps_run_step *step) {
+    for (uint32_t k = 0; k < e->info.n_threads; k++)
+        for (uint32_t i = 0; i < step->schedule->length; i++) {
+            uint64_t *ns = e->event_ns + 2 * (k * e->n_events + i);
+            ns[0] = UINT64_MAX;
+            ns[1] = 0;
+        }
+}
+
 ps_status ps_engine_record(ps_engine *e, const ps_run_step *run, uint64_t kv_len, uint64_t start_ns,
                            uint64_t end_ns, double predicted_s, ps_error *err) {
     const ps_run_tier *t = run->tier;
-    ps_trace_step *step = new_step(e, ps_run_n_instrs(t, 0, t->n_segments, run->n_tiles));
+    ps_trace_step *step = new_step(e, run->schedule->length);
     if (step == NULL)
         return ps_error_set(err, PS_E_NOMEM, "trace", "no memory for step %u", e->trace.n_steps);
     step->level = e->level_index;
@@ -107,10 +116,12 @@ ps_status ps_engine_record(ps_engine *e, const ps_run_step *run, uint64_t kv_len
                                .predicted_end_s = base + at_kv(p->end_empty_s, p->end_full_s, kv_frac)};
         uint64_t first = UINT64_MAX, last = 0;
         for (uint32_t k = 0; k < e->info.n_threads; k++) {
-            const uint64_t *ns = e->event_ns + 2 * (k * e->n_events + n);
+            const uint64_t *ns = e->event_ns + 2 * (k * e->n_events + c.index);
             first = ns[0] < first ? ns[0] : first;
             last = ns[1] > last ? ns[1] : last;
         }
+        if (first == UINT64_MAX)
+            continue; /* it does not run in this tile */
         ev->start_s = (double)first * 1e-9;
         ev->end_s = (double)last * 1e-9;
         n++;

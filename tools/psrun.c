@@ -31,6 +31,8 @@ static const ps_option options[] = {
     {"budget", 'b', PS_OPT_TEXT, "NAME", NULL, 0, 0, "Budget of the plan to run under; default its first."},
     {"context", 'c', PS_OPT_SIZE, "TOKENS", NULL, 1, 1e9, "Tokens to hold; default the plan's largest."},
     {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Threads; the plan must have a level for it."},
+    {"device", 0, PS_OPT_TEXT, "WHICH", "auto", 0, 0,
+     "auto: a GPU where the budget needs one; cuda; emulated (host memory and threads stand in); none."},
     {"bench", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Measure prefill and decode on random tokens."},
     {"bench-prompt", 0, PS_OPT_U64, "N", "512", 1, 1e6, "Tokens of a prefill in --bench."},
     {"bench-decode", 0, PS_OPT_U64, "N", "64", 1, 1e6, "Decode steps of a round in --bench."},
@@ -290,6 +292,13 @@ static void note_start(const psrun *r) {
     fprintf(stderr, "%s (%s), %.1f MB of weights (%s), budget %s, context %" PRIu64 ", %u thread%s, %s\n",
             info->model_name, info->arch, (double)info->weight_bytes * 1e-6, info->weights, info->budget,
             info->context, info->n_threads, info->n_threads == 1 ? "" : "s", info->cpu_level);
+    if (info->budget_bytes != 0)
+        fprintf(stderr,
+                "%s: %.1f MB of VRAM before (%s), %.1f MB of work arena, %.1f MB of weights; weights in host "
+                "memory: %s\n",
+                info->device, (double)info->vram_base_bytes * 1e-6, info->meter,
+                (double)info->vram_work_bytes * 1e-6, (double)info->vram_weight_bytes * 1e-6,
+                info->weights_why);
     if (info->synthetic_profile)
         fprintf(stderr, "psrun: warning: the plan comes from a synthetic profile; its predictions are not "
                         "of a real machine\n");
@@ -343,7 +352,8 @@ static ps_status run(const ps_opt_value *values, const char *model, ps_error *er
                            .context = option(values, "context")->u64,
                            .n_threads = (uint32_t)option(values, "threads")->u64,
                            .n_sessions = (uint32_t)option(values, "parallel")->u64,
-                           .verify = option(values, "verify")->set};
+                           .verify = option(values, "verify")->set,
+                           .device = option(values, "device")->text};
     ps_status status = check_options(values, model, plan_path, err);
     if (status != PS_OK)
         goto done;

@@ -10,6 +10,11 @@
  *              threads FAN*t+1 .. FAN*t+FAN, so the cost grows with the logarithm of the team
  *   release    set by thread 0 when all have come; the team waits for it
  *
+ *   ended[t]   set by thread t to the number of the job once it is through with it
+ *
+ * An abandoned job is the exception: its barriers let everybody go, counts then differ from thread to thread, and thread 0
+ * sets all of them back to 0 once everybody has ended the job.
+ *
  * The end of a job is the gathering half of a barrier; the next start is its release. Values are compared for
  * equality: nobody can get two rounds ahead, since every round needs everybody. */
 #include "machine/pool.h"
@@ -52,7 +57,7 @@ typedef struct pool_line {
 } pool_line;
 
 typedef struct pool_thread {
-    pool_line arrive;
+    pool_line arrive, ended;
     _Alignas(LINE_BYTES) ps_pool *pool;
     uint32_t index;
     uint32_t round; /* barriers passed; only its own thread touches it */
@@ -63,6 +68,7 @@ typedef struct pool_thread {
 struct ps_pool {
     pool_line start, release;
     _Alignas(LINE_BYTES) _Atomic bool hot; /* a step is open */
+    _Atomic bool abandoned;                /* the job that runs */
     ps_pool_job job;                       /* NULL: end */
     void *ctx;
     uint32_t n_threads, n_started;
@@ -80,11 +86,15 @@ static void futex_wait(_Atomic uint32_t *value, uint32_t seen) {
     syscall(SYS_futex, value, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 }
 
+static void line_wake(pool_line *l) {
+    if (atomic_load(&l->sleepers) != 0)
+        syscall(SYS_futex, &l->value, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
 static void line_set(pool_line *l, uint32_t value) {
     /* Sequentially consistent on both sides: either the sleeper is seen here, or it sees the new value. */
     atomic_store(&l->value, value);
-    if (atomic_load(&l->sleepers) != 0)
-        syscall(SYS_futex, &l->value, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+    line_wake(l);
 }
 
 /* Sleep while the value is `seen`, unless *hot turned true (NULL: not looked at). */
@@ -112,13 +122,13 @@ static bool line_spin(const pool_line *l, uint32_t seen, uint64_t spin_ns) {
     }
 }
 
-/* Wait until the value is `want`; it is want - 1 until then. */
-static void line_wait(pool_line *l, uint32_t want) {
+/* Wait until the value is `want`; it is want - 1 until then. Or until *gone is true. */
+static void line_wait(pool_line *l, uint32_t want, const _Atomic bool *gone) {
     const uint32_t seen = want - 1;
     if (line_spin(l, seen, SPIN_NS))
         return;
-    while (atomic_load_explicit(&l->value, memory_order_acquire) == seen)
-        line_sleep(l, seen, NULL);
+    while (atomic_load_explicit(&l->value, memory_order_acquire) == seen && !atomic_load(gone))
+        line_sleep(l, seen, gone);
 }
 
 /* Wait for the next job: as line_wait while a step is open, else sleep after a moment. A step that opens wakes
@@ -145,13 +155,13 @@ static void gather(ps_pool *p, uint32_t thread) {
     const uint32_t round = ++me->round;
     const uint64_t first = (uint64_t)thread * FAN + 1;
     for (uint64_t c = first; c < first + FAN && c < p->n_threads; c++)
-        line_wait(&p->threads[c].arrive, round);
+        line_wait(&p->threads[c].arrive, round, &p->abandoned);
     if (thread != 0)
         line_set(&me->arrive, round);
 }
 
 void ps_pool_barrier(ps_pool *pool, uint32_t thread) {
-    if (pool->n_threads == 1)
+    if (pool->n_threads == 1 || atomic_load(&pool->abandoned))
         return;
     /* Read before arriving: the release cannot move until this thread has come. */
     const uint32_t next = atomic_load_explicit(&pool->release.value, memory_order_relaxed) + 1;
@@ -159,7 +169,31 @@ void ps_pool_barrier(ps_pool *pool, uint32_t thread) {
     if (thread == 0)
         line_set(&pool->release, next);
     else
-        line_wait(&pool->release, next);
+        line_wait(&pool->release, next, &pool->abandoned);
+}
+
+void ps_pool_abandon(ps_pool *pool) {
+    atomic_store(&pool->abandoned, true);
+    line_wake(&pool->release);
+    for (uint32_t t = 0; t < pool->n_threads; t++)
+        line_wake(&pool->threads[t].arrive);
+}
+
+/* Thread 0, at the end of an abandoned job: everybody is out of it, and counts begin anew. */
+static void settle(ps_pool *p) {
+    const uint32_t job = atomic_load_explicit(&p->start.value, memory_order_relaxed);
+    for (uint32_t t = 1; t < p->n_threads; t++) {
+        pool_line *l = &p->threads[t].ended; /* it may be at the job before last, if it was slow to start */
+        for (uint32_t at; (at = atomic_load(&l->value)) != job;)
+            if (!line_spin(l, at, SPIN_NS))
+                line_sleep(l, at, NULL);
+    }
+    for (uint32_t t = 0; t < p->n_threads; t++) {
+        p->threads[t].round = 0;
+        atomic_store(&p->threads[t].arrive.value, 0);
+    }
+    atomic_store(&p->release.value, 0);
+    atomic_store(&p->abandoned, false);
 }
 
 static void *team_main(void *arg) {
@@ -173,6 +207,7 @@ static void *team_main(void *arg) {
             return NULL;
         p->job(p->ctx, me->index);
         gather(p, me->index);
+        line_set(&me->ended, round);
     }
 }
 
@@ -186,6 +221,8 @@ void ps_pool_run(ps_pool *pool, ps_pool_job job, void *ctx) {
     line_set(&pool->start, atomic_load_explicit(&pool->start.value, memory_order_relaxed) + 1);
     job(ctx, 0);
     gather(pool, 0);
+    if (atomic_load(&pool->abandoned))
+        settle(pool);
 }
 
 void ps_pool_step_begin(ps_pool *pool) {

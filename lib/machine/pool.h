@@ -37,6 +37,9 @@ void ps_pool_step_end(ps_pool *pool);
  * after. Spins for some microseconds, then yields, then sleeps: where others use the CPUs too, waiting costs
  * them little. Every thread of the team must pass the same barriers of a job. */
 void ps_pool_barrier(ps_pool *pool, uint32_t thread);
+/* Inside a job, thread 0: whoever is in a barrier leaves it, and barriers are nothing until the job has ended. Threads must
+ * look for themselves, behind a barrier, whether it was one. */
+void ps_pool_abandon(ps_pool *pool);
 
 #ifdef __cplusplus
 }

@@ -112,6 +112,41 @@ static void *second_pool(void *arg) {
     return NULL;
 }
 
+/* Thread 0 gives up at some point; the others come through different numbers of barriers. */
+typedef struct giving_up {
+    ps_pool *pool;
+    uint32_t after;
+    _Atomic uint32_t gone, ended;
+} giving_up;
+
+static void job_abandoned(void *ctx, uint32_t thread) {
+    giving_up *g = ctx;
+    for (uint32_t i = 0; i < 20 && !atomic_load(&g->gone); i++) {
+        if (thread == 0 && i == g->after) {
+            atomic_store(&g->gone, 1);
+            ps_pool_abandon(g->pool);
+        }
+        ps_pool_barrier(g->pool, thread);
+    }
+    atomic_fetch_add(&g->ended, 1);
+}
+
+static void run_abandoned(const ps_machine *m, uint32_t n) {
+    ps_error err;
+    ps_pool *pool = NULL;
+    CHECK(ps_pool_new(m, n, &pool, &err) == PS_OK, "%s", err.message);
+    if (!pool)
+        return;
+    for (uint32_t i = 0; i < 60; i++) {
+        giving_up g = {.pool = pool, .after = i % 23};
+        ps_pool_step_begin(pool);
+        ps_pool_run(pool, job_abandoned, &g);
+        ps_pool_step_end(pool);
+        CHECK(g.ended == n, "%u of %u threads ended", g.ended, n);
+    }
+    ps_pool_free(pool);
+}
+
 static void job_many_barriers(void *ctx, uint32_t thread) {
     work *w = ctx;
     for (int i = 0; i < 10000; i++)
@@ -161,6 +196,8 @@ int main(void) {
         run_team(wide, n, 300, true);
     run_team(wide, 16, 1000, false);
 
+    run_abandoned(live, live->n_allowed);
+    run_abandoned(wide, 11);
     pthread_t other;
     if (pthread_create(&other, NULL, second_pool, wide) == 0) {
         run_team(wide, 3, 1000, true);

@@ -1,0 +1,371 @@
+/* The device's side of a pass: its instructions enqueued in stream order with the events and points of the schedule, as far
+ * ahead as a window allows, or launched all at once as a graph.
+ *
+ * The block of the step's data is the pass's first copy. A pass ends with a point of its own behind all work but copies into
+ * slots, which may go on into the next pass: that one begins with the compute stream waiting for them. */
+#include <string.h>
+
+#include "core/clock.h"
+#include "runtime-min/engine_internal.h"
+
+enum { LOOK_NS = 200000, CHECK_NS = 2000000 };
+static const uint64_t stuck_ns = 60000000000; /* without any sign of life */
+
+static const uint64_t *base_address(const ps_engine *e) {
+    return (const uint64_t *)(const void *)e->run.d_block;
+}
+
+static uint32_t final_point(const ps_run_step *step) {
+    return step->schedule->dev_points + 1;
+}
+
+static ps_stream stream_of(ps_queue q) {
+    return q == PS_QUEUE_H2D ? PS_STREAM_H2D : q == PS_QUEUE_D2H ? PS_STREAM_D2H : PS_STREAM_COMPUTE;
+}
+
+/* Streams `to` wait for all that is enqueued on `from`. */
+static ps_status order(ps_run_device *r, ps_stream from, ps_stream to, ps_error *err) {
+    ps_status status = ps_device_record(r->device, from, PS_EVENT_JOIN + from, err);
+    return status == PS_OK ? ps_device_wait(r->device, to, PS_EVENT_JOIN + from, err) : status;
+}
+
+static ps_status fork_streams(ps_run_device *r, ps_error *err) {
+    ps_status status = ps_device_record(r->device, PS_STREAM_COMPUTE, PS_EVENT_JOIN, err);
+    if (status == PS_OK)
+        status = ps_device_wait(r->device, PS_STREAM_H2D, PS_EVENT_JOIN, err);
+    return status == PS_OK ? ps_device_wait(r->device, PS_STREAM_D2H, PS_EVENT_JOIN, err) : status;
+}
+
+static ps_status join_streams(ps_run_device *r, ps_error *err) {
+    ps_status status = order(r, PS_STREAM_H2D, PS_STREAM_COMPUTE, err);
+    return status == PS_OK ? order(r, PS_STREAM_D2H, PS_STREAM_COMPUTE, err) : status;
+}
+
+static ps_status enqueue_entry(ps_engine *e, const ps_run_step *step, const ps_run_entry *entry,
+                               uint64_t kv_bound, ps_error *err) {
+    ps_run_device *r = &e->run;
+    const ps_run_op *op = &step->tier->ops[entry->op];
+    const ps_stream stream = stream_of(op->instr->queue);
+    ps_status status = PS_OK;
+    for (int i = 0; i < 2 && status == PS_OK; i++)
+        if (entry->wait[i] != 0 && !(step->tail_only && entry->body[i]))
+            status = ps_device_wait(r->device, stream, entry->wait[i], err);
+    if (status == PS_OK && entry->await > step->cpu_point0)
+        status = ps_device_await(r->device, stream, base_address(e), entry->await, err);
+    uint32_t time = 0;
+    if (e->tracing && status == PS_OK) {
+        while (status == PS_OK && r->n_timed - r->n_timed_read == PS_RUN_TIMED)
+            status = ps_device_read_times(e, false, err);
+        time = PS_EVENT_TIME + 2 * (uint32_t)(r->n_timed % PS_RUN_TIMED);
+        r->timed_index[r->n_timed % PS_RUN_TIMED] = entry->index;
+        if (status == PS_OK)
+            status = ps_device_time(r->device, stream, time, err);
+    }
+    if (status == PS_OK)
+        status = ps_engine_enqueue_op(e, step, op, entry->tile, kv_bound, err);
+    if (time != 0 && status == PS_OK) {
+        status = ps_device_time(r->device, stream, time + 1, err);
+        r->n_timed++;
+    }
+    r->used_d2h |= stream == PS_STREAM_D2H;
+    r->loose |= stream != PS_STREAM_COMPUTE;
+    if (status == PS_OK && entry->record != 0)
+        status = ps_device_record(r->device, stream, entry->record, err);
+    if (status != PS_OK || entry->point == 0)
+        return status;
+    if (stream != PS_STREAM_COMPUTE) {
+        status = ps_device_record(r->device, stream, PS_EVENT_COPIED, err);
+        if (status == PS_OK)
+            status = ps_device_wait(r->device, PS_STREAM_COMPUTE, PS_EVENT_COPIED, err);
+    }
+    return status == PS_OK
+               ? ps_device_signal(r->device, PS_STREAM_COMPUTE, base_address(e), entry->point, err)
+               : status;
+}
+
+/* Behind everything: results are home, and the CPU is told. */
+static ps_status enqueue_end(ps_engine *e, const ps_run_step *step, ps_error *err) {
+    ps_run_device *r = &e->run;
+    ps_status status = r->used_d2h ? order(r, PS_STREAM_D2H, PS_STREAM_COMPUTE, err) : PS_OK;
+    return status == PS_OK
+               ? ps_device_signal(r->device, PS_STREAM_COMPUTE, base_address(e), final_point(step), err)
+               : status;
+}
+
+/* ---- graphs ---- */
+
+static bool same_key(const ps_graph_key *a, const ps_graph_key *b) {
+    return a->tier == b->tier && a->n_tokens == b->n_tokens && a->n_spans == b->n_spans &&
+           a->span_rows == b->span_rows && a->n_outputs == b->n_outputs;
+}
+
+void ps_device_drop_graphs(ps_engine *e) {
+    ps_run_device *r = &e->run;
+    for (uint32_t i = 0; i < r->n_graphs; i++)
+        ps_device_graph_free(r->device, r->graphs[i].graph);
+    r->n_graphs = r->n_keys = 0;
+    e->stats.n_graphs = 0;
+}
+
+static ps_status capture(ps_engine *e, const ps_run_step *step, ps_device_graph **out, ps_error *err) {
+    ps_run_device *r = &e->run;
+    ps_status status = ps_device_capture_begin(r->device, err);
+    if (status != PS_OK)
+        return status;
+    status = ps_device_send_block(e, err);
+    if (status == PS_OK)
+        status = fork_streams(r, err);
+    for (uint32_t k = step->dev_begin; k < step->dev_end && status == PS_OK; k++)
+        status = enqueue_entry(e, step, &step->schedule->dev[k], e->level->bucket_tokens, err);
+    if (status == PS_OK)
+        status = enqueue_end(e, step, err);
+    if (status == PS_OK)
+        status = join_streams(r, err);
+    if (status != PS_OK) {
+        ps_device_capture_abort(r->device);
+        return status;
+    }
+    return ps_device_capture_end(r->device, out, err);
+}
+
+/* The step's graph; *out NULL: it has none, as its shape is new or cannot be one. */
+static ps_status find_graph(ps_engine *e, const ps_run_step *step, ps_run_graph **out, ps_error *err) {
+    ps_run_device *r = &e->run;
+    const ps_run_tier *t = step->tier;
+    *out = NULL;
+    if (e->tracing || step->tail_only || step->n_tokens > PS_RUN_GRAPH_TOKENS ||
+        step->dev_end - step->dev_begin < 8 || t->has_kv_copies ||
+        (t->has_weight_copies && !e->weights_direct))
+        return PS_OK;
+    ps_graph_key key = {t, step->n_tokens, step->n_spans, step->span_rows, step->n_outputs};
+    uint32_t oldest = 0;
+    for (uint32_t i = 0; i < r->n_graphs; i++) {
+        if (same_key(&r->graphs[i].key, &key)) {
+            *out = &r->graphs[i];
+            r->graphs[i].used = e->stats.n_steps;
+            return PS_OK;
+        }
+        if (r->graphs[i].used < r->graphs[oldest].used)
+            oldest = i;
+    }
+    bool known = false;
+    for (uint32_t i = 0; i < r->n_keys && i < PS_RUN_KEYS; i++)
+        known |= same_key(&r->keys[i], &key);
+    if (!known) { /* it pays from the second time on */
+        r->keys[r->n_keys++ % PS_RUN_KEYS] = key;
+        return PS_OK;
+    }
+    ps_device_graph *graph;
+    r->traffic = (ps_run_traffic){0};
+    ps_status status = capture(e, step, &graph, err);
+    r->loose = false;
+    if (status != PS_OK)
+        return status;
+    if (r->n_graphs == PS_RUN_GRAPHS) {
+        ps_device_graph_free(r->device, r->graphs[oldest].graph);
+        *out = &r->graphs[oldest];
+    } else {
+        *out = &r->graphs[r->n_graphs++];
+    }
+    **out = (ps_run_graph){.key = key, .graph = graph, .traffic = r->traffic, .used = e->stats.n_steps};
+    e->stats.n_graphs = r->n_graphs;
+    return PS_OK;
+}
+
+/* ---- a pass ---- */
+
+/* What the slots must hold where another program ran before. */
+static ps_status fill_entries(ps_engine *e, const ps_run_tier *t, ps_error *err) {
+    ps_run_device *r = &e->run;
+    ps_status status = order(r, PS_STREAM_COMPUTE, PS_STREAM_H2D, err);
+    for (uint32_t i = 0; i < t->program->n_entries && status == PS_OK; i++) {
+        const ps_slot_entry *s = &t->program->entries[i];
+        const ps_weight_range *range = &s->range;
+        const ps_weight *w = ps_model_weight(e->model, range->layer, range->role);
+        status = w == NULL ? ps_error_set(err, PS_E_DATA, e->info.budget, "slot %u: no such weight", s->slot)
+                           : ps_weights_copy(e->weights, w, range->row0, range->n_rows, range->col0,
+                                             range->n_cols, r->d_work + t->tier->buffer_offset[s->slot], err);
+    }
+    r->loose = true;
+    return status;
+}
+
+ps_status ps_device_pass_prepare(ps_engine *e, const ps_run_step *step, ps_error *err) {
+    ps_run_device *r = &e->run;
+    const ps_run_schedule *s = step->schedule;
+    uint64_t points = s->cpu_points > s->dev_points ? s->cpu_points : s->dev_points;
+    r->base = r->next_base;
+    r->next_base += points + 2;
+    r->final = r->base + final_point(step);
+    r->next = step->dev_begin;
+    r->in_chunk = 0;
+    r->chunks = r->chunks_passed = 0;
+    r->as_graph = r->ended = r->used_d2h = false;
+    r->progress_ns = r->looked_ns = ps_clock_ns();
+    r->traffic = (ps_run_traffic){0};
+    __atomic_store_n(&r->emulated_status, 0, __ATOMIC_RELAXED);
+    ps_device_fill_block(e, step);
+    ps_status status = PS_OK;
+    if (r->loose) {
+        status = join_streams(r, err);
+        r->loose = false;
+    }
+    if (status == PS_OK && step->tier != r->slots && step->tier->program->n_entries != 0) {
+        r->slots = NULL;
+        status = fill_entries(e, step->tier, err);
+        if (status == PS_OK)
+            status = join_streams(r, err);
+        r->loose = false;
+    }
+    r->slots = step->tier;
+    return status;
+}
+
+ps_status ps_device_pass_begin(ps_engine *e, const ps_run_step *step, ps_error *err) {
+    ps_run_device *r = &e->run;
+    ps_status status = ps_device_pass_prepare(e, step, err);
+    ps_run_graph *graph = NULL;
+    if (status == PS_OK)
+        status = find_graph(e, step, &graph, err);
+    if (status == PS_OK && graph != NULL) {
+        r->as_graph = r->ended = true;
+        r->traffic = graph->traffic;
+        r->next = step->dev_end;
+        e->stats.n_graph_steps++;
+        status = ps_device_graph_launch(r->device, graph->graph, err);
+        if (status == PS_OK)
+            status = ps_device_record(r->device, PS_STREAM_COMPUTE, PS_EVENT_LAST, err);
+        return status;
+    }
+    r->traffic = (ps_run_traffic){0};
+    r->used_d2h = false;
+    if (status == PS_OK)
+        status = ps_device_send_block(e, err);
+    return status == PS_OK ? fork_streams(r, err) : status;
+}
+
+/* See which chunks of the window have ended. False: a driver error, taken care of. */
+static bool read_window(ps_engine *e) {
+    ps_run_device *r = &e->run;
+    ps_error err = {0};
+    ps_status status = PS_OK;
+    bool passed = true;
+    while (passed && r->chunks_passed < r->chunks) {
+        status = ps_device_passed(r->device, PS_EVENT_WINDOW + (uint32_t)(r->chunks_passed % PS_RUN_WINDOW),
+                                  &passed, &err);
+        if (status != PS_OK)
+            break;
+        if (passed) {
+            r->chunks_passed++;
+            r->progress_ns = ps_clock_ns();
+        }
+    }
+    if (status == PS_OK && e->tracing)
+        status = ps_device_read_times(e, false, &err);
+    if (status != PS_OK)
+        ps_engine_abort(e, PS_ABORT_ERROR, &err);
+    return status == PS_OK;
+}
+
+void ps_device_pass_pump(ps_engine *e, const ps_run_step *step, uint32_t before) {
+    ps_run_device *r = &e->run;
+    while (r->next < step->dev_end && e->abort == PS_ABORT_NONE) {
+        const ps_run_entry *entry = &step->schedule->dev[r->next];
+        if (r->chunks - r->chunks_passed >= PS_RUN_WINDOW) {
+            if (!read_window(e))
+                return;
+            if (r->chunks - r->chunks_passed >= PS_RUN_WINDOW) {
+                if (entry->index >= before)
+                    return; /* only ahead of time: the CPU's work comes first */
+                ps_device_pass_look(e);
+                continue;
+            }
+        }
+        /* Behind a staging ring a copy waits for room, so it must not run ahead of what the CPU has to do for that. */
+        if (!e->weights_direct && entry->index >= before &&
+            step->tier->ops[entry->op].kind == PS_RUN_COPY_WEIGHT)
+            return;
+        ps_error err = {0};
+        ps_status status = enqueue_entry(e, step, entry, step->kv_end, &err);
+        r->next++;
+        if (status == PS_OK && ++r->in_chunk == PS_RUN_CHUNK) {
+            r->in_chunk = 0;
+            status = ps_device_record(r->device, PS_STREAM_COMPUTE,
+                                      PS_EVENT_WINDOW + (uint32_t)(r->chunks++ % PS_RUN_WINDOW), &err);
+        }
+        if (status != PS_OK)
+            ps_engine_abort(e, PS_ABORT_ERROR, &err);
+    }
+}
+
+void ps_device_pass_end(ps_engine *e, const ps_run_step *step) {
+    ps_run_device *r = &e->run;
+    ps_error err = {0};
+    ps_device_pass_pump(e, step, UINT32_MAX);
+    if (!r->as_graph && e->abort == PS_ABORT_NONE) {
+        ps_status status = enqueue_end(e, step, &err);
+        if (status == PS_OK)
+            status = ps_device_record(r->device, PS_STREAM_COMPUTE, PS_EVENT_LAST, &err);
+        r->ended = status == PS_OK;
+        if (status != PS_OK)
+            ps_engine_abort(e, PS_ABORT_ERROR, &err);
+    }
+    const uint64_t *flag = ps_device_flag(r->device, PS_FLAG_GPU);
+    while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) < r->final && e->abort == PS_ABORT_NONE)
+        ps_device_pass_look(e);
+    int reference = __atomic_load_n(&r->emulated_status, __ATOMIC_ACQUIRE);
+    if (reference != 0 && e->abort == PS_ABORT_NONE) {
+        ps_error_set(&err, (ps_status)reference, "emulated device", "a kernel failed");
+        ps_engine_abort(e, PS_ABORT_ERROR, &err);
+    }
+    if (e->abort != PS_ABORT_NONE)
+        return;
+    e->stats.copied_bytes += r->traffic.copied;
+    e->stats.direct_bytes += r->traffic.direct;
+}
+
+void ps_device_pass_look(ps_engine *e) {
+    ps_run_device *r = &e->run;
+    uint64_t now = ps_clock_ns();
+    if (now - r->looked_ns < LOOK_NS)
+        return;
+    if (ps_engine_wants_change(e))
+        ps_engine_abort(e, PS_ABORT_STOP, NULL);
+    if (now - r->looked_ns < CHECK_NS || e->abort != PS_ABORT_NONE)
+        return;
+    r->looked_ns = now;
+    ps_error err = {0};
+    const uint64_t *flag = ps_device_flag(r->device, PS_FLAG_GPU);
+    uint64_t value = __atomic_load_n(flag, __ATOMIC_ACQUIRE);
+    if (value != r->progress_flag) {
+        r->progress_flag = value;
+        r->progress_ns = now;
+    }
+    ps_status status = ps_device_check(r->device, &err);
+    if (status == PS_OK && __atomic_load_n(&r->emulated_status, __ATOMIC_ACQUIRE) != 0)
+        status = ps_error_set(&err, (ps_status)r->emulated_status, "emulated device", "a kernel failed");
+    bool passed = false;
+    if (status == PS_OK && r->ended)
+        status = ps_device_passed(r->device, PS_EVENT_LAST, &passed, &err);
+    if (status == PS_OK && passed && __atomic_load_n(flag, __ATOMIC_ACQUIRE) < r->final)
+        status =
+            ps_error_set(&err, PS_E_INTERNAL, "GPU", "ended its work without coming to the end of the step");
+    if (status == PS_OK && now - r->progress_ns > stuck_ns)
+        status = ps_error_set(&err, PS_E_OS, "GPU", "no sign of life for %llu s",
+                              (unsigned long long)(stuck_ns / 1000000000));
+    if (status != PS_OK)
+        ps_engine_abort(e, PS_ABORT_ERROR, &err);
+}
+
+ps_status ps_device_pass_drain(ps_engine *e, ps_error *err) {
+    ps_run_device *r = &e->run;
+    if (!e->has_device)
+        return PS_OK;
+    ps_device_capture_abort(r->device);
+    ps_device_poison(r->device);
+    ps_status status = ps_device_sync(r->device, err);
+    ps_device_heal(r->device);
+    r->slots = NULL;
+    r->loose = false;
+    return status;
+}

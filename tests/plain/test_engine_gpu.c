@@ -1,0 +1,211 @@
+/* The engine with a GPU, on the emulated device: weights resident, direct and streamed, caches in VRAM, in host memory and
+ * through slots, the CPU taking part, give what the CPU alone gives within the kernels' tolerances, and the same bits among
+ * themselves; several sequences, tiles, tails in groups. */
+#include <math.h>
+
+#include "gpu_case.h"
+
+static unsigned failures;
+#define CHECK(cond, ...)                                                                                     \
+    do {                                                                                                     \
+        if (!(cond)) {                                                                                       \
+            failures++;                                                                                      \
+            printf("%s:%d: %s: ", __FILE__, __LINE__, #cond);                                                \
+            printf(__VA_ARGS__);                                                                             \
+            putchar('\n');                                                                                   \
+        }                                                                                                    \
+    } while (0)
+
+static const ps_sampler_params greedy = {.top_p = 1};
+
+static void fill_tokens(int32_t *ids, uint32_t n, uint32_t n_vocab, uint32_t seed) {
+    for (uint32_t i = 0; i < n; i++)
+        ids[i] = (int32_t)((seed + 1) * 7919u * (i + 3) % n_vocab);
+}
+
+static ps_session *new_session(ps_engine *e) {
+    ps_session *s;
+    ps_error err = {0};
+    if (ps_session_new(e, &greedy, &s, &err) != PS_OK)
+        case_die("session", &err);
+    return s;
+}
+
+static void eval(ps_engine *e, ps_session *s, const int32_t *ids, uint32_t n, float *logits, bool all) {
+    ps_error err = {0};
+    ps_eval_item item = {.session = s, .tokens = ids, .n_tokens = n, .logits = logits, .all_logits = all};
+    if (ps_engine_eval(e, &item, 1, &err) != PS_OK)
+        case_die("eval", &err);
+}
+
+static double distance(const float *a, const float *b, uint64_t n) {
+    double diff = 0, norm = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        diff += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+        norm += (double)b[i] * b[i];
+    }
+    return norm > 0 && isfinite(diff) ? sqrt(diff / norm) : INFINITY;
+}
+
+enum { PROMPT = 40, STEPS = 6, N_SEQS = 2 };
+
+/* Logits of a prompt (all rows), of decode steps, of two sequences together: one block of floats. */
+static float *run(ps_engine *e, uint64_t *out_n) {
+    const uint32_t v = ps_engine_get_info(e)->n_vocab;
+    *out_n = (uint64_t)(PROMPT + STEPS + 2 * 3) * v;
+    float *out = calloc(*out_n, sizeof *out), *at = out;
+    if (out == NULL)
+        case_die("memory", NULL);
+    int32_t ids[PROMPT + STEPS], other[PROMPT];
+    fill_tokens(ids, PROMPT + STEPS, v, 0);
+    fill_tokens(other, PROMPT, v, 5);
+    ps_session *s = new_session(e);
+    eval(e, s, ids, PROMPT, at, true);
+    at += (uint64_t)PROMPT * v;
+    for (uint32_t i = 0; i < STEPS; i++, at += v)
+        eval(e, s, ids + PROMPT + i, 1, at, false);
+    ps_session *t = new_session(e);
+    for (uint32_t i = 0; i < 3; i++, at += 2 * v) {
+        int32_t sampled[2];
+        ps_eval_item items[2] = {
+            {.session = s, .tokens = ids + i, .n_tokens = 1, .logits = at, .sampled = &sampled[0]},
+            {.session = t,
+             .tokens = other + i * 3,
+             .n_tokens = i == 1 ? 20 : 3,
+             .logits = at + v,
+             .sampled = &sampled[1]}};
+        ps_error err = {0};
+        if (ps_engine_eval(e, items, 2, &err) != PS_OK)
+            case_die("eval of two", &err);
+    }
+    ps_session_free(s);
+    ps_session_free(t);
+    return out;
+}
+
+static const gc_level plain = {.budget = "1GiB",
+                               .budget_bytes = 1 << 30,
+                               .bucket_tokens = 256,
+                               .n_seqs = N_SEQS,
+                               .n_threads = 2,
+                               .n_tiers = 4,
+                               .tiers = {1, 2, 8, 64}};
+
+typedef struct variant {
+    const char *name;
+    bool resident_attn, resident_ffn, stream, carry, ffn_on_cpu, split_moe;
+    uint32_t n_slots, cut;
+    gc_kv kv;
+    const char *hold;
+} variant;
+
+/* All on the GPU: the same bits, whatever the memory. */
+static const variant on_gpu[] = {
+    {.name = "resident", .resident_attn = true, .resident_ffn = true},
+    {.name = "direct"},
+    {.name = "direct, KV in host memory", .kv = GC_KV_HOST},
+    {.name = "half resident", .resident_attn = true},
+    {.name = "one slot", .stream = true, .n_slots = 1},
+    {.name = "two slots", .stream = true, .n_slots = 2},
+    {.name = "three slots, cut", .stream = true, .n_slots = 3, .cut = 3},
+    {.name = "slots of their own", .stream = true},
+    {.name = "carried", .stream = true, .carry = true},
+    {.name = "streamed and resident", .stream = true, .n_slots = 2, .resident_attn = true},
+    {.name = "KV through a slot", .stream = true, .kv = GC_KV_SLOT, .resident_ffn = true},
+};
+
+static gc_level level_of(const variant *v) {
+    gc_level l = plain;
+    l.resident_attn = v->resident_attn;
+    l.resident_ffn = v->resident_ffn;
+    l.stream = v->stream;
+    l.carry = v->carry;
+    l.ffn_on_cpu = v->ffn_on_cpu;
+    l.split_moe = v->split_moe;
+    l.n_slots = v->n_slots;
+    l.cut = v->cut;
+    l.kv = v->kv;
+    return l;
+}
+
+static void test_placements(const char *preset) {
+    engine_case c, host;
+    case_make(&c, preset, 256, N_SEQS, 1, 64);
+    case_make(&host, preset, 256, N_SEQS, 1, 64);
+    uint64_t n, n_want;
+    ps_engine *e = case_open(&host, 1, N_SEQS, false);
+    float *want = run(e, &n_want), *first = NULL;
+    ps_engine_close(e);
+    for (size_t i = 0; i < sizeof on_gpu / sizeof *on_gpu; i++) {
+        gc_level l = level_of(&on_gpu[i]);
+        gc_write(&c, &l, 1);
+        e = gc_open(&c, &(ps_engine_options){.n_sessions = N_SEQS});
+        for (int again = 0; again < (i == 0 ? 3 : 1); again++) {
+            float *have = run(e, &n);
+            if (first == NULL) {
+                first = have;
+                double d = distance(have, want, n);
+                CHECK(n == n_want && d < 0.05, "%s: %.3g away from the CPU", preset, d);
+                continue;
+            }
+            CHECK(memcmp(have, first, n * sizeof *have) == 0, "%s, %s: other bits, %.3g away", preset,
+                  on_gpu[i].name, distance(have, first, n));
+            free(have);
+        }
+        ps_engine_stats st;
+        ps_engine_get_stats(e, &st);
+        CHECK(st.n_graph_steps > 0 || on_gpu[i].kv == GC_KV_SLOT, "%s, %s: no graphs", preset,
+              on_gpu[i].name);
+        ps_engine_close(e);
+    }
+    static const variant mixed[] = {
+        {.name = "feed-forward on the CPU", .resident_attn = true, .ffn_on_cpu = true},
+        {.name = "feed-forward on the CPU, attention streamed",
+         .stream = true,
+         .n_slots = 2,
+         .ffn_on_cpu = true},
+        {.name = "experts near and far", .resident_attn = true, .split_moe = true},
+        {.name = "experts near and far, half resident",
+         .resident_attn = true,
+         .resident_ffn = true,
+         .split_moe = true},
+    };
+    for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++) {
+        if (mixed[i].split_moe && strstr(preset, "moe") == NULL)
+            continue;
+        float *bits = NULL;
+        gc_level l = level_of(&mixed[i]);
+        for (uint32_t threads = 1; threads <= 2; threads++) {
+            l.n_threads = threads;
+            gc_write(&c, &l, 1);
+            e = gc_open(&c, &(ps_engine_options){.n_sessions = N_SEQS});
+            for (int again = 0; again < 3; again++) {
+                float *have = run(e, &n);
+                double d = distance(have, want, n);
+                CHECK(d < 0.05, "%s, %s: %.3g away from the CPU", preset, mixed[i].name, d);
+                CHECK(bits == NULL || memcmp(bits, have, n * sizeof *have) == 0,
+                      "%s, %s, %u threads: other bits", preset, mixed[i].name, threads);
+                if (bits == NULL)
+                    bits = have;
+                else
+                    free(have);
+            }
+            ps_engine_close(e);
+        }
+        free(bits);
+    }
+    free(first);
+    free(want);
+    case_remove(&c);
+    case_remove(&host);
+}
+
+int main(int argc, char **argv) {
+    static const char *const presets[] = {"tiny-llama", "tiny-qwen3", "tiny-qwen3moe", "tiny-gemma3"};
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++)
+        if (argc < 2 || strcmp(argv[1], presets[i]) == 0)
+            test_placements(presets[i]);
+    if (failures == 0)
+        printf("engine with a GPU: placements of 4 architectures\n");
+    return failures != 0;
+}

@@ -115,7 +115,7 @@ ps_status ps_build_predict(ps_building *b, const ps_lower_request *r, const ps_p
                       .n_tiles = (uint32_t)((r->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS),
                       .work_s = work,
                       .start_s = r->profile->pool_start_s.median,
-                      .speed = r->place ? ps_instr_speed : NULL,
+                      .speed = r->level ? ps_instr_speed : NULL,
                       .speed_ctx = &contention};
         status = ps_simulate(&sim, times, blocks, full ? &tier->step_full_s : &tier->step_empty_s, b->err);
         for (uint32_t i = 0; i < p->n_blocks && !status; i++) {
@@ -145,7 +145,7 @@ ps_status ps_build_tier(ps_building *b, const ps_lower_request *r, ps_arena *are
     const ps_program *p = &bp->program;
     tier->max_tokens = (uint32_t)r->max_tokens;
     tier->max_outputs = r->max_outputs;
-    tier->max_direct = r->place ? r->place->max_direct : 0;
+    tier->max_direct = r->max_direct;
     tier->buffer_offset = ps_arena_array(arena, p->n_buffers, sizeof *tier->buffer_offset);
     tier->block_period_empty_s = ps_arena_array(arena, p->n_blocks, sizeof(double));
     tier->block_period_full_s = ps_arena_array(arena, p->n_blocks, sizeof(double));

@@ -4,9 +4,11 @@
 #include <math.h>
 #include <string.h>
 
-/* Slots and ranges: two of 16 MiB keep the bus busy while few rows are computed; for many rows three, of a matrix each up
- * to this size. */
-enum { FEW_SLOTS = 2, FEW_RANGE = 16 << 20, MANY_SLOTS = 3, MANY_RANGE = 128 << 20 };
+/* Slots and ranges: two of 16 MiB keep the bus busy while few rows are computed, three of 32 MiB while many are. Where
+ * the CPU and the bus share the feed-forward blocks, the attention matrices of the next layer come meanwhile: a slot
+ * for each of the four. */
+enum { FEW_SLOTS = 2, FEW_RANGE = 16 << 20, MANY_SLOTS = 3, MANY_RANGE = 32 << 20,
+       ATTN_SLOTS = 4, ATTN_RANGE = 128 << 20 };
 
 #define FAMILY_NAME(name, text) text,
 static const char *const family_names[] = {PS_FAMILY_LIST(FAMILY_NAME)};
@@ -84,10 +86,13 @@ static double crossing_s(const ps_lower_request *r) {
     return r->profile->gpu.to_cpu_s.median + r->profile->gpu.to_gpu_s.median;
 }
 
-/* Columns behind the `held` resident ones that the GPU takes over the bus: read direct beside the CPU, or copied. */
-static uint64_t hidden_share(const ps_lower_request *r, uint32_t layer, uint64_t held, bool copied) {
+/* Columns behind the `held` resident ones that the GPU takes over the bus: read direct beside the CPU, or copied.
+ * copied_bytes: of other weights that the bus brings in the meantime. */
+static uint64_t hidden_share(const ps_lower_request *r, uint32_t layer, uint64_t held, bool copied,
+                             double copied_bytes) {
     uint64_t all = r->model->layers[layer].n_ff, rest = all - held, step = ps_ffn_step(r->model, layer);
     ps_contention c = ps_contention_of(r->cost, r->n_threads);
+    double h2d = ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20) * c.h2d_by_cpu;
     double cpu = hidden_s(r, layer, PS_QUEUE_CPU, PS_BESIDE_IDLE, rest) / (copied ? c.cpu_by_h2d : c.cpu_by_direct);
     double gpu = hidden_s(r, layer, PS_QUEUE_GPU, PS_BESIDE_DIRECT, rest) / c.direct_by_cpu;
     if (copied) {
@@ -95,10 +100,11 @@ static uint64_t hidden_share(const ps_lower_request *r, uint32_t layer, uint64_t
         static const ps_role roles[] = {PS_ROLE_FFN_GATE, PS_ROLE_FFN_UP, PS_ROLE_FFN_DOWN};
         for (int i = 0; i < 3; i++)
             bytes += (double)ps_model_weight(r->model, layer, roles[i])->bytes * (double)rest / (double)all;
-        double rate = ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20) * c.h2d_by_cpu;
-        gpu = rate > 0 ? bytes / rate : gpu;
+        gpu = h2d > 0 ? bytes / h2d : gpu;
     }
     double gpu_start = hidden_s(r, layer, PS_QUEUE_GPU, PS_BESIDE_IDLE, held);
+    if (h2d > 0)
+        gpu_start += copied_bytes / h2d;
     double x = share((double)rest, crossing_s(r) + 4 * r->profile->barrier_s.median, cpu, gpu_start, gpu);
     if (!step)
         return x * 2 > (double)rest ? rest : 0;
@@ -166,7 +172,6 @@ static ps_where attention_place(ps_family family, bool few) {
     case PS_FAMILY_STATIC:
         return PS_WHERE_HOST;
     case PS_FAMILY_DIRECT:
-    case PS_FAMILY_SPLIT:
         return few ? PS_WHERE_DIRECT : PS_WHERE_STREAM;
     default:
         return PS_WHERE_STREAM;
@@ -181,6 +186,7 @@ static void place_rest(ps_family family, const ps_lower_request *r, const ps_res
     bool dense = y->n_expert == 0;
     uint64_t over_bus = 0;
     ps_where bus = PS_WHERE_STREAM;
+    double streamed = at->attn == PS_WHERE_STREAM ? (double)ps_resident_attn_bytes(r->model, layer) : 0;
     switch (family) {
     case PS_FAMILY_GPU:
         over_bus = rest;
@@ -193,12 +199,12 @@ static void place_rest(ps_family family, const ps_lower_request *r, const ps_res
         break;
     case PS_FAMILY_DYNAMIC:
         if (dense && set->n_attn == r->model->n_layers)
-            over_bus = hidden_share(r, layer, held, true);
+            over_bus = hidden_share(r, layer, held, true, 0);
         break;
     default:
         bus = few ? PS_WHERE_DIRECT : PS_WHERE_STREAM;
         /* Experts: that there are some to read direct; which, and how many, is a rule of the tier. */
-        over_bus = !few ? rest : dense ? hidden_share(r, layer, held, false) : rest ? 1 : 0;
+        over_bus = !few ? rest : dense ? hidden_share(r, layer, held, false, streamed) : rest ? 1 : 0;
     }
     add_part(at, bus, held, over_bus);
     add_part(at, PS_WHERE_HOST, held + over_bus, rest - over_bus);
@@ -235,6 +241,10 @@ ps_status ps_family_place(ps_family family, const ps_lower_request *r, const ps_
         return ps_error_set(err, PS_E_NOMEM, "plan", "out of memory");
     out->n_slots = few ? FEW_SLOTS : MANY_SLOTS;
     out->range_bytes = few ? FEW_RANGE : MANY_RANGE;
+    if (few && family == PS_FAMILY_SPLIT) {
+        out->n_slots = ATTN_SLOTS;
+        out->range_bytes = ATTN_RANGE;
+    }
     out->carry = few;
     for (uint32_t l = 0; l < m->n_layers; l++) {
         ps_layer_place *at = &out->layers[l];
@@ -248,7 +258,7 @@ ps_status ps_family_place(ps_family family, const ps_lower_request *r, const ps_
         const ps_layer *y = &m->layers[l], *z = l ? y - 1 : NULL;
         const ps_weight *down = y->w[PS_ROLE_FFN_DOWN], *down_z = z ? z->w[PS_ROLE_FFN_DOWN] : NULL;
         uint32_t n = at->n_parts;
-        if (before && z->n_expert == y->n_expert && z->n_ff == y->n_ff && resident->ffn[l] == resident->ffn[l - 1] &&
+        if (before && before->attn == at->attn && z->n_expert == y->n_expert && z->n_ff == y->n_ff && resident->ffn[l] == resident->ffn[l - 1] &&
             (!down || (down_z && down->type == down_z->type)) && before->n_parts >= n &&
             memcmp(before->part, at->part, n * sizeof at->part[0]) == 0) {
             memcpy(at->part, before->part, sizeof at->part);

@@ -91,18 +91,15 @@ static void homes(const ps_building *b, const ps_level_request *lr, uint32_t max
 static ps_status build_tier(ps_building *b, const ps_level_request *lr, const ps_gpu_choice *c,
                             const ps_resident_set *set, const ps_kv_home *kv, const uint64_t kv_end[2],
                             uint32_t tokens, bool with_times, ps_arena *arena, ps_tier *tier, uint64_t out_end[2]) {
-    const ps_model *m = b->q->model;
     ps_lower_request r = ps_build_request(b->q, lr, tokens);
     ps_placing placing;
-    bool *kv_host = ps_arena_array(b->work, m->n_layers, sizeof *kv_host);
-    if (!kv_host)
-        return ps_build_no_memory(b->err);
-    for (uint32_t l = 0; l < m->n_layers; l++)
-        kv_host[l] = kv[l].space == PS_SPACE_HOST;
-    r.kv_host = kv_host;
+    /* What costs ask of a level, which is not there yet. */
+    const ps_level level = {.kv = (ps_kv_home *)(uintptr_t)kv, .n_resident = set->n, .resident = set->pieces};
+    r.level = &level;
     ps_family family = tokens <= PS_PLAN_DECODE_TOKENS ? c->few : c->many;
     ps_status status = ps_family_place(family, &r, set, kv, b->work, &placing, b->err);
     r.place = &placing;
+    r.max_direct = placing.max_direct;
     if (!status)
         status = ps_build_tier(b, &r, arena, kv_end, tier, out_end);
     if (!status && with_times) {

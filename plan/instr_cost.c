@@ -80,13 +80,14 @@ static ps_cost one(const ps_lower_request *r, const ps_program *p, const ps_inst
     return c;
 }
 
-/* Experts of a layer that are resident: those that its pieces of the gate matrices hold. */
+/* Experts of a layer that are resident: those that pieces of the gate matrices hold. */
 static double resident_experts(const ps_lower_request *r, uint32_t layer) {
-    const ps_layer_place *at = r->place ? &r->place->layers[layer] : NULL;
     double n = 0;
-    for (uint32_t i = 0; at && i < at->n_parts; i++)
-        if (at->part[i].where == PS_WHERE_VRAM)
-            n += (double)at->part[i].n;
+    for (uint32_t i = 0; i < r->level->n_resident; i++) {
+        const ps_weight_range *p = &r->level->resident[i].range;
+        if (p->role == PS_ROLE_FFN_GATE_EXPS && p->layer == layer)
+            n += (double)p->n_rows;
+    }
     return n;
 }
 
@@ -97,7 +98,7 @@ static ps_cost mixture(const ps_lower_request *r, const ps_program *p, const ps_
     double experts = q.heads_kv, used = q.kv_len, ranged = in->n_rows ? (double)in->n_rows : experts;
     double distinct = experts * (1 - pow(1 - used / experts, tokens));
     double m = resident_experts(r, layer), near = distinct * m / experts, others = distinct - near;
-    double direct = fmin(r->place ? r->place->max_direct : 0, others), vram = 0, host = 0;
+    double direct = fmin(r->max_direct, others), vram = 0, host = 0;
     if (in->queue == PS_QUEUE_CPU) {
         vram = in->part == PS_MOE_PART_FAR ? others - direct : distinct;
     } else if (in->part == PS_MOE_PART_NEAR) {
@@ -196,7 +197,7 @@ static ps_cost alone(const ps_lower_request *r, const ps_program *p, uint32_t in
     ps_rows rows = b != PS_NO_BUFFER ? p->buffers[b].rows : PS_ROWS_TILE;
     double tokens = (double)ps_lower_tokens(r, rows);
     bool tiles = r->max_tokens > PS_TILE_TOKENS;
-    if (in->op == PS_OP_MOE_DISPATCH && r->place)
+    if (in->op == PS_OP_MOE_DISPATCH && r->level)
         return mixture(r, p, in, layer, q, tokens);
     if (in->op != PS_OP_ATTENTION)
         return one(r, p, in, layer, q, tokens);
@@ -206,7 +207,8 @@ static ps_cost alone(const ps_lower_request *r, const ps_program *p, uint32_t in
     double window = r->model->layers[layer].window;
     double seqs = r->max_tokens <= r->n_seqs ? (double)r->max_tokens : 1;
     uint64_t n_tiles = tiles ? (r->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS : 1;
-    if (in->queue == PS_QUEUE_GPU && in->kv == PS_KV_HOME && r->kv_host && r->kv_host[layer])
+    if (in->queue == PS_QUEUE_GPU && in->kv == PS_KV_HOME && r->level &&
+        r->level->kv[layer].space == PS_SPACE_HOST)
         q.beside = PS_BESIDE_DIRECT;
     ps_cost sum = {0, PS_COST_MEASURED};
     for (uint64_t i = 0; i < n_tiles; i++) {
@@ -231,7 +233,7 @@ ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t i
     ps_cost c = alone(r, p, instr, layer, kv_len);
     if (p->instrs[instr].queue == PS_QUEUE_GPU && p->instrs[instr].op != PS_OP_COPY)
         c.time_s = launched(r, c.time_s);
-    if (r->place)
+    if (r->level)
         c.time_s += hand_over(r, p, instr);
     return c;
 }

@@ -9,6 +9,20 @@
 
 #include "plan/lower_int.h"
 
+ps_lower_request ps_lower_request_of(const ps_level *level, const ps_tier *tier, const ps_model *model,
+                                     const ps_profile *profile, const ps_cost_model *cost) {
+    return (ps_lower_request){.model = model,
+                              .profile = profile,
+                              .cost = cost,
+                              .n_threads = level->n_threads,
+                              .max_tokens = tier->max_tokens,
+                              .max_outputs = tier->max_outputs,
+                              .n_seqs = level->n_seqs,
+                              .bucket_tokens = level->bucket_tokens,
+                              .level = level->budget_bytes ? level : NULL,
+                              .max_direct = tier->max_direct};
+}
+
 static bool same_instr(const ps_instr *a, const ps_instr *b) {
     bool same = a->op == b->op && a->queue == b->queue && a->kernel == b->kernel && a->shard == b->shard &&
                 a->row0 == b->row0 && a->n_rows == b->n_rows && a->col0 == b->col0 && a->n_cols == b->n_cols &&

@@ -28,11 +28,16 @@ typedef struct ps_lower_request {
     uint32_t n_seqs;
     uint64_t bucket_tokens;
     const ps_placing *place; /* NULL: everything in host memory, for the CPU */
-    const bool *kv_host;     /* with a place: [n_layers] the layer's KV lives in host memory */
+    const ps_level *level;   /* with a GPU, for costs: its resident pieces and KV homes; NULL: none takes part */
+    uint32_t max_direct;     /* of the tier, for costs */
 } ps_lower_request;
 
 /* Steps of at most this many rows take the GPU's kernels for few rows, and may read weights direct. */
 enum { PS_PLAN_DECODE_TOKENS = 8 };
+
+/* The request that a tier of a plan answers, for costs. plan, model, profile, cost: borrowed by the result. */
+ps_lower_request ps_lower_request_of(const ps_level *level, const ps_tier *tier, const ps_model *model,
+                                     const ps_profile *profile, const ps_cost_model *cost);
 
 /* Tokens an instruction works on at once: those of a tile, or output rows. */
 uint64_t ps_lower_tokens(const ps_lower_request *r, ps_rows rows);

@@ -38,7 +38,7 @@ typedef struct ps_placing {
     ps_layer_place *layers; /* [n_layers]; alike layers are equal byte for byte */
     uint32_t n_head;
     ps_place_part head[PS_MAX_PARTS];
-    uint32_t n_slots;       /* in rotation for products; mixtures of experts take two sets of three */
+    uint32_t n_slots;       /* in rotation for products; experts take two sets of three */
     uint64_t range_bytes;   /* most bytes of a streamed range, but for ranges of one row or expert */
     bool carry;             /* slots stay filled across the end of a step */
     uint64_t kv_slot_bytes; /* the largest layer's KV of all sequences, where a layer has kv_slot */

@@ -389,14 +389,8 @@ ps_status ps_plan_simulate_step(const ps_plan *plan, uint32_t level, uint32_t ti
     const ps_level *l = &plan->levels[level];
     const ps_tier *t = &l->tiers[tier];
     const ps_program *p = &plan->programs[t->program];
-    ps_lower_request r = {.model = model,
-                          .profile = profile,
-                          .cost = cost,
-                          .n_threads = l->n_threads,
-                          .max_tokens = t->max_tokens,
-                          .max_outputs = t->max_outputs,
-                          .n_seqs = l->n_seqs,
-                          .bucket_tokens = l->bucket_tokens};
+    ps_lower_request r = ps_lower_request_of(l, t, model, profile, cost);
+    ps_contention contention = ps_contention_of(cost, l->n_threads);
     uint64_t n = 0, after = kv_len + (t->max_tokens <= l->n_seqs ? 1 : t->max_tokens);
     uint32_t n_tiles = (t->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS;
     ps_sim_time *times = NULL;
@@ -407,7 +401,12 @@ ps_status ps_plan_simulate_step(const ps_plan *plan, uint32_t level, uint32_t ti
     for (uint32_t i = 0; i < p->n_blocks && !status; i++)
         for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++)
             work[k] = ps_instr_cost(&r, p, k, p->blocks[i].layer0, after).time_s;
-    ps_sim sim = {.program = p, .n_tiles = n_tiles, .work_s = work, .start_s = profile->pool_start_s.median};
+    ps_sim sim = {.program = p,
+                  .n_tiles = n_tiles,
+                  .work_s = work,
+                  .start_s = profile->pool_start_s.median,
+                  .speed = r.level ? ps_instr_speed : NULL,
+                  .speed_ctx = &contention};
     if (!status)
         status = ps_simulate_all(&sim, &times, &n, &end_s, err);
     if (!status && (n > UINT32_MAX || !(events = calloc(n ? n : 1, sizeof *events))))

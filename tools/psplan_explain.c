@@ -17,17 +17,6 @@ static uint32_t pick_tiers(const ps_level *l, uint32_t out[2]) {
     return n;
 }
 
-static ps_lower_request request_of(const psplan_view *v, const ps_level *l, const ps_tier *t) {
-    return (ps_lower_request){.model = v->model,
-                              .profile = v->profile,
-                              .cost = v->cost,
-                              .n_threads = l->n_threads,
-                              .max_tokens = t->max_tokens,
-                              .max_outputs = t->max_outputs,
-                              .n_seqs = l->n_seqs,
-                              .bucket_tokens = l->bucket_tokens};
-}
-
 static const char *kernel_name(const psplan_view *v, uint32_t id) {
     const ps_kernel_spec *k = ps_catalogue_find(v->profile, id);
     return k ? k->name : "?";
@@ -132,7 +121,7 @@ static ps_status for_each(const psplan_view *v, ps_text *t, ps_json *j, ps_error
         uint32_t tiers[2], n = pick_tiers(l, tiers);
         for (uint32_t k = 0; k < n; k++) {
             const ps_tier *tier = &l->tiers[tiers[k]];
-            ps_lower_request r = request_of(v, l, tier);
+            ps_lower_request r = ps_lower_request_of(l, tier, v->model, v->profile, v->cost);
             ps_explain_tier(&r, &v->plan->programs[tier->program], l->bucket_tokens, e);
             if (t)
                 explain_text(v, l, tier, e, t);

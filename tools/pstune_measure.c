@@ -12,7 +12,9 @@
 #include "core/file.h"
 #include "core/progress.h"
 #include "kernels/kernel.h"
+#include "machine/device.h"
 #include "profile/cpu_rig.h"
+#include "profile/gpu_rig.h"
 #include "profile/grid.h"
 #include "profile/null_rig.h"
 #include "profile/sweep.h"
@@ -25,6 +27,8 @@ static const ps_option options[] = {
     {"model", 'm', PS_OPT_TEXT, "FILE.gguf", NULL, 0, 0,
      "Measure just what this model needs: fewer points, better predictions for it."},
     {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Use at most N threads; default all that are allowed."},
+    {"device", 'd', PS_OPT_TEXT, "NAME", "auto", 0, 0,
+     "GPU to measure: auto (one, if there is one), none, cuda, or emulated (for tests)."},
     {"time", 0, PS_OPT_F64, "SECONDS", NULL, 1, 86400, "Time to spend at most, instead of the mode's own."},
     {"fresh", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Start anew even if an interrupted run left something."},
     {"null", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Measure a made-up machine: for tests, takes no time."},
@@ -216,6 +220,21 @@ static ps_status catalogue(ps_kernel_spec **out, uint32_t *out_n, ps_error *err)
     return PS_OK;
 }
 
+/* The GPU that --device names; NULL: none. auto: without a GPU there is none, with one that fails there is an error. */
+static ps_status open_device(const char *name, ps_device **out, ps_error *err) {
+    const bool any = strcmp(name, "auto") == 0;
+    *out = NULL;
+    if (strcmp(name, "none") == 0)
+        return PS_OK;
+    if (!any && strcmp(name, "cuda") != 0 && strcmp(name, "emulated") != 0)
+        return ps_error_set(err, PS_E_USAGE, "--device", "\"%.40s\" is none of auto, none, cuda, emulated",
+                            name);
+    ps_status st = ps_device_open(&(ps_device_options){.emulated = strcmp(name, "emulated") == 0,
+                                                       .emulated_base_bytes = (uint64_t)64 << 20},
+                                  out, err);
+    return st == PS_E_UNAVAILABLE && any ? PS_OK : st;
+}
+
 static const ps_opt_value *option(const ps_opt_value *values, const char *name) {
     return ps_options_get(&command, values, name);
 }
@@ -232,6 +251,8 @@ int ps_tune_measure(int argc, char **argv) {
     ps_model *model = NULL;
     ps_cpu_rig *cpu = NULL;
     ps_null_rig *null = NULL;
+    ps_device *device = NULL;
+    ps_gpu_rig *gpu = NULL;
     ps_task *tasks = NULL;
     ps_kernel_spec *kernels = NULL;
     char created[32], note[256] = "";
@@ -273,6 +294,12 @@ int ps_tune_measure(int argc, char **argv) {
         if (st == PS_OK)
             n_threads = machine->n_allowed;
     }
+    const char *device_name = option(values, "device")->text;
+    bool null_gpu = false;
+    if (st == PS_OK && r.null)
+        null_gpu = option(values, "device")->set && strcmp(device_name, "none") != 0;
+    else if (st == PS_OK)
+        st = open_device(device_name, &device, &err);
     if (st == PS_OK && option(values, "threads")->set) {
         if (option(values, "threads")->u64 > n_threads)
             st = ps_error_set(&err, PS_E_USAGE, "--threads", "%llu asked for, this process may use %u",
@@ -291,6 +318,7 @@ int ps_tune_measure(int argc, char **argv) {
                                    .noise_frac = 0.015,
                                    .outlier_frac = 0.03,
                                    .disturbed_frac = 0.03,
+                                   .gpu = null_gpu,
                                    .kernels = kernels,
                                    .n_kernels = config.n_kernels};
         st = ps_null_rig_new(&nc, &null, &err);
@@ -307,11 +335,23 @@ int ps_tune_measure(int argc, char **argv) {
                  model ? "model " : "", hex, model ? ", " : "", n_threads,
                  (unsigned long long)(cc.cold_bytes >> 20));
     }
+    if (st == PS_OK && device != NULL) {
+        const ps_gpu_config gc = {.machine = machine,
+                                  .model = model,
+                                  .device = device,
+                                  .cpu_ops = config.ops,
+                                  .cpu_rig = config.rig};
+        st = ps_gpu_rig_new(&gc, &gpu, &err);
+        config.ops = ps_device_get_info(device)->emulated ? &ps_gpu_rig_emulated_ops : &ps_gpu_rig_ops;
+        config.rig = gpu;
+    }
     config.note = note;
     if (st == PS_OK)
         st = ps_grid_make(&(ps_grid_config){.kernels = kernels,
                                             .n_kernels = config.n_kernels,
                                             .n_threads = n_threads,
+                                            .gpu = gpu != NULL || null_gpu,
+                                            .blas = gpu != NULL ? ps_gpu_rig_has_blas(gpu) : null_gpu,
                                             .quick = quick,
                                             .model = model},
                           &tasks, &config.n_tasks, &err);
@@ -325,6 +365,8 @@ int ps_tune_measure(int argc, char **argv) {
 done:
     if (st != PS_OK)
         code = ps_tune_fail(&err);
+    ps_gpu_rig_free(gpu);
+    ps_device_close(device);
     ps_cpu_rig_free(cpu);
     ps_null_rig_free(null);
     free(tasks);

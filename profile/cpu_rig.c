@@ -341,7 +341,6 @@ static void empty_job(void *ctx, uint32_t thread) {
 }
 
 static ps_status cpu_sample(void *rig, ps_rig_sample *out, ps_error *err) {
-    (void)err;
     ps_cpu_rig *r = rig;
     const uint32_t n_threads = r->task->point.n_threads;
     *out = (ps_rig_sample){0};
@@ -376,8 +375,8 @@ static ps_status cpu_sample(void *rig, ps_rig_sample *out, ps_error *err) {
         out->value = (double)least * 1e-9;
         break;
     }
-    case PS_MEASURE_COUNT:
-        break;
+    default:
+        return ps_error_set(err, PS_E_INTERNAL, "cpu", "not a measure of CPUs");
     }
     for (uint32_t t = 0; t < n_threads; t++)
         out->disturbed |= r->notes[t].preempted != 0;

@@ -200,6 +200,9 @@ static void add_kernel(ps_grid *g, const ps_kernel_spec *k) {
 static int by_task(const void *a, const void *b) {
     const ps_task *x = a, *y = b;
     BY(measure);
+    BY(bus);
+    BY(kind);
+    BY(bytes);
     BY(point.kernel);
     BY(point.beside);
     BY(point.n_threads);
@@ -241,6 +244,8 @@ ps_status ps_grid_make(const ps_grid_config *config, ps_task **out_tasks, uint32
         for (uint32_t i = 0; i < config->n_kernels; i++)
             if (config->kernels[i].device == PS_DEV_CPU)
                 add_kernel(&g, &config->kernels[i]);
+    if (config->gpu)
+        ps_grid_add_gpu(&g);
     if (g.failed) {
         free(g.tasks);
         return ps_error_set(err, PS_E_NOMEM, "grid", "no memory for %u tasks", g.n);

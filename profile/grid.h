@@ -11,9 +11,11 @@ extern "C" {
 
 /* What a grid is made for. */
 typedef struct ps_grid_config {
-    const ps_kernel_spec *kernels; /* the catalogue; rows of other devices than the CPU are passed over */
+    const ps_kernel_spec *kernels; /* the catalogue; without gpu, rows of device cuda are passed over */
     uint32_t n_kernels;
     uint32_t n_threads;    /* most threads: 1, 2, 4, ... and this are measured */
+    bool gpu;              /* kernels of device cuda, bus and hand-over as well */
+    bool blas;             /* those that use cuBLAS too */
     bool quick;            /* fewer shapes, token counts and thread counts */
     const ps_model *model; /* NULL: a grid for any model; otherwise just the shapes of its operations */
 } ps_grid_config;

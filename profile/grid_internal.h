@@ -21,6 +21,12 @@ uint32_t ps_grid_threads(uint32_t most, bool few, uint32_t *out);
 /* Threads of a kernel that runs beside memory streams on the remaining ones: a power of two up to half. */
 uint32_t ps_grid_beside_threads(uint32_t most);
 void ps_grid_add_model(ps_grid *g);
+/* grid_gpu.c: the GPU's kernels (of any model, or of the model's shapes), bus and small costs. */
+void ps_grid_add_gpu(ps_grid *g);
+/* Shape of an operation of a model as a point has it (kv_len of attention apart), and the type of its weight. */
+ps_profile_point ps_grid_shape_of(const ps_model *m, uint32_t layer, const ps_op_desc *op);
+ps_dtype ps_grid_weight_type(const ps_model *m, uint32_t layer, const ps_op_desc *op);
+bool ps_grid_is_output(ps_value v);
 /* Sorts and drops tasks that are there twice. */
 void ps_grid_dedupe(ps_grid *g);
 

@@ -6,13 +6,13 @@ static const uint32_t step_tokens[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 10
 static const uint32_t step_tokens_quick[] = {1, 8, 64, 512};
 static const uint32_t output_tokens[] = {1, 2, 4, 8};
 
-static ps_dtype weight_type(const ps_model *m, uint32_t layer, const ps_op_desc *op) {
+ps_dtype ps_grid_weight_type(const ps_model *m, uint32_t layer, const ps_op_desc *op) {
     const ps_weight *w = op->w[0] == PS_ROLE_NONE ? NULL : ps_model_weight(m, layer, op->w[0]);
     return w ? w->type : PS_DTYPE_NONE;
 }
 
 /* Shape of an operation in the terms of a point (kv_len of attention apart). */
-static ps_profile_point shape_of(const ps_model *m, uint32_t layer, const ps_op_desc *op) {
+ps_profile_point ps_grid_shape_of(const ps_model *m, uint32_t layer, const ps_op_desc *op) {
     ps_profile_point p = {.cols = op->cols};
     const ps_layer *l = layer < m->n_layers ? &m->layers[layer] : NULL;
     switch (op->op) {
@@ -42,7 +42,7 @@ static ps_profile_point shape_of(const ps_model *m, uint32_t layer, const ps_op_
     return p;
 }
 
-static bool is_output(ps_value v) {
+bool ps_grid_is_output(ps_value v) {
     return v == PS_VALUE_LAST || v == PS_VALUE_LAST_NORM || v == PS_VALUE_LOGITS || v == PS_VALUE_TOKENS;
 }
 
@@ -69,11 +69,11 @@ static void add_at(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p, uint
 static void add_op(ps_grid *g, uint32_t layer, const ps_op_desc *op) {
     const ps_grid_config *c = g->config;
     const ps_model *m = c->model;
-    const ps_dtype type = weight_type(m, layer, op);
-    ps_profile_point p = shape_of(m, layer, op);
+    const ps_dtype type = ps_grid_weight_type(m, layer, op);
+    ps_profile_point p = ps_grid_shape_of(m, layer, op);
     const uint32_t *tokens = c->quick ? step_tokens_quick : step_tokens;
     uint32_t n_tokens = c->quick ? sizeof step_tokens_quick / 4 : sizeof step_tokens / 4;
-    if (is_output(op->dst)) {
+    if (ps_grid_is_output(op->dst)) {
         tokens = output_tokens;
         n_tokens = c->quick ? 1 : sizeof output_tokens / 4;
     }

@@ -59,6 +59,44 @@ uint64_t ps_null_samples(const ps_null_rig *rig) {
     return rig->n_samples;
 }
 
+/* The made-up GPU: bus, memory, arithmetic, and what small things cost. */
+static const double bus_bytes_per_s = 25e9, hbm_bytes_per_s = 400e9, gpu_flops_per_s = 60e12,
+                    copy_start_s = 4e-6, bus_keep_frac = 0.9, dram_keep_frac = 0.8, gpu_kernel_s = 2e-6;
+enum { NULL_BASE_MIB = 480 };
+
+static double gpu_truth(const ps_task *t, double *beside) {
+    const double dram = dram_one_bytes_per_s * t->point.n_threads;
+    switch (t->measure) {
+    case PS_MEASURE_COPY: {
+        const double kept = t->kind == PS_HOST_KIND_PAGEABLE ? 0.3 : t->kind == PS_HOST_KIND_STAGED ? 0.6 : 1;
+        return (double)t->bytes / (copy_start_s + (double)t->bytes / (kept * bus_bytes_per_s));
+    }
+    case PS_MEASURE_TOGETHER:
+        *beside = dram_keep_frac * fmin(dram, dram_all_bytes_per_s);
+        return bus_keep_frac * bus_bytes_per_s;
+    case PS_MEASURE_HBM:
+        return hbm_bytes_per_s;
+    case PS_MEASURE_LAUNCH:
+        return 4e-6;
+    case PS_MEASURE_GRAPH_NODE:
+        return 1e-6;
+    case PS_MEASURE_GRAPH_LAUNCH:
+        return 3e-6;
+    case PS_MEASURE_EVENT_WAIT:
+    case PS_MEASURE_TO_CPU:
+    case PS_MEASURE_TO_GPU:
+        return 2e-6;
+    case PS_MEASURE_LOCK:
+        return 20e9;
+    case PS_MEASURE_MAP:
+        return 7e-5;
+    case PS_MEASURE_UNMAP:
+        return 5e-5;
+    default:
+        return 0;
+    }
+}
+
 static double dram_bytes_per_s(uint32_t n_threads) {
     return fmin(dram_one_bytes_per_s * n_threads, dram_all_bytes_per_s);
 }
@@ -87,6 +125,12 @@ double ps_null_truth(const ps_null_rig *rig, const ps_task *task, double *out_be
             break;
         double bytes, flops;
         ps_point_work(k, p, &bytes, &flops);
+        if (k->device == PS_DEV_CUDA) {
+            value = fmax(bytes / (p->beside == PS_BESIDE_DIRECT ? bus_bytes_per_s : hbm_bytes_per_s),
+                         flops / gpu_flops_per_s) +
+                    gpu_kernel_s;
+            break;
+        }
         /* Each type has a speed of its own, so that a mix-up of kernels shows. */
         const double type_frac = 0.6 + 0.4 * (double)((k->id * 2654435761u) >> 24) / 255;
         const double keep = p->beside == PS_BESIDE_IDLE ? 1 : contended_frac;
@@ -96,6 +140,9 @@ double ps_null_truth(const ps_null_rig *rig, const ps_task *task, double *out_be
                 barrier_s;
         break;
     }
+    default:
+        value = gpu_truth(task, &beside);
+        break;
     }
     if (out_beside_bytes_per_s)
         *out_beside_bytes_per_s = beside;
@@ -117,6 +164,23 @@ static void null_describe(void *rig, ps_profile_topology *out, uint8_t machine_h
     ps_hash_bytes(out->cpu_model, strlen(out->cpu_model), machine_hash);
 }
 
+static void null_describe_gpu(void *rig, ps_profile_gpu *out) {
+    const ps_null_rig *r = rig;
+    if (!r->config.gpu)
+        return;
+    *out = (ps_profile_gpu){.cc_major = 8,
+                            .cc_minor = 9,
+                            .n_multiprocessors = 46,
+                            .vram_bytes = (uint64_t)12 << 30,
+                            .l2_bytes = 36 << 20,
+                            .pcie_gen = 4,
+                            .pcie_width = 16,
+                            .base_bytes = (uint64_t)NULL_BASE_MIB << 20};
+    snprintf(out->name, sizeof out->name, "null GPU");
+    snprintf(out->uuid, sizeof out->uuid, "GPU-null");
+    snprintf(out->meter, sizeof out->meter, "emulated");
+}
+
 static ps_status null_prepare(void *rig, const ps_task *task, ps_error *err) {
     (void)err;
     ps_null_rig *r = rig;
@@ -127,10 +191,11 @@ static ps_status null_prepare(void *rig, const ps_task *task, ps_error *err) {
     ps_profile_point key = task->point;
     memset(&key.time_s, 0, sizeof key.time_s);
     char text[256];
-    const int n = snprintf(text, sizeof text, "%u|%u|%llu|%llu|%u|%llu|%u|%u|%u|%llu", task->measure,
-                           key.kernel, (unsigned long long)key.rows, (unsigned long long)key.cols,
-                           key.heads_kv, (unsigned long long)key.kv_len, key.n_tokens, key.n_threads,
-                           key.beside, (unsigned long long)r->config.seed);
+    const int n =
+        snprintf(text, sizeof text, "%u|%u|%llu|%llu|%u|%llu|%u|%u|%u|%llu|%u|%u|%llu", task->measure,
+                 key.kernel, (unsigned long long)key.rows, (unsigned long long)key.cols, key.heads_kv,
+                 (unsigned long long)key.kv_len, key.n_tokens, key.n_threads, key.beside,
+                 (unsigned long long)r->config.seed, task->bus, task->kind, (unsigned long long)task->bytes);
     ps_hash_bytes(text, (uint64_t)n, h);
     memcpy(&r->rng, h, sizeof r->rng);
     return PS_OK;
@@ -153,7 +218,9 @@ static ps_status null_sample(void *rig, ps_rig_sample *out, ps_error *err) {
         out->disturbed = true;
     }
     /* Rates fall where times grow. */
-    const bool rate = r->task->measure == PS_MEASURE_DRAM;
+    const ps_measure m = r->task->measure;
+    const bool rate = m == PS_MEASURE_DRAM || m == PS_MEASURE_COPY || m == PS_MEASURE_TOGETHER ||
+                      m == PS_MEASURE_HBM || m == PS_MEASURE_LOCK;
     out->value = rate ? truth / factor : truth * factor;
     out->beside_bytes_per_s = beside * exp(r->config.noise_frac * next_normal(&r->rng));
     r->now_ns += (uint64_t)(fmax(rate ? sample_least_s : out->value, sample_least_s) * 1e9);
@@ -179,6 +246,7 @@ const ps_rig_ops ps_null_rig_ops = {
     .name = "null",
     .synthetic = true,
     .describe = null_describe,
+    .describe_gpu = null_describe_gpu,
     .prepare = null_prepare,
     .sample = null_sample,
     .finish = null_finish,

@@ -17,6 +17,7 @@ typedef struct ps_null_config {
     double disturbed_frac;         /* share that is 1.2 to 3 times too long and known to be disturbed */
     const ps_kernel_spec *kernels; /* borrowed */
     uint32_t n_kernels;
+    bool gpu;            /* a made-up GPU as well */
     uint64_t fail_after; /* samples until PS_E_OS, to test what then happens; 0: never */
 } ps_null_config;
 

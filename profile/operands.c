@@ -23,11 +23,7 @@ static const uint64_t dst_cold_bytes =
 static const uint64_t kv_cold_bytes = 256u << 20; /* KV of all sets together */
 static const uint64_t unique_weight_bytes = 1u << 20;
 
-/* Memory that only grows. */
-typedef struct area {
-    uint8_t *data;
-    uint64_t bytes;
-} area;
+typedef ps_operand_area area; /* memory that only grows */
 
 struct ps_operands {
     uint64_t cold_bytes;
@@ -38,7 +34,8 @@ struct ps_operands {
     ps_layer layer;
     area weights, acts, kv, misc, scratch;
     ps_dtype weights_type; /* what `weights` is filled with */
-    ps_kargs args;         /* of call 0 */
+    uint64_t n_fills;
+    ps_kargs args; /* of call 0 */
     uint64_t weight_stride, n_weights;
     uint64_t weight_offset[PS_OP_MAX_WEIGHTS]; /* of each operand in a copy */
     uint64_t src_stride, dst_stride, kv_stride;
@@ -85,7 +82,7 @@ static ps_status area_need(area *a, uint64_t bytes, ps_error *err) {
 #ifdef MADV_NOHUGEPAGE
     madvise(p, bytes, MADV_NOHUGEPAGE); /* only advice: where it is unknown, pages are small anyway */
 #endif
-    *a = (area){p, bytes};
+    *a = (area){.data = p, .bytes = bytes};
     return PS_OK;
 }
 
@@ -162,25 +159,32 @@ static ps_status fill_weights(ps_operands *o, ps_dtype type, ps_error *err) {
         memcpy(o->weights.data + at, o->weights.data, left < made ? left : made);
     }
     o->weights_type = type;
+    o->n_fills++;
     return PS_OK;
 }
 
-static void fill_act(ps_operands *o, const ps_xarg *x, uint64_t n_rows) {
-    double row[256];
+/* In pieces of any length; the scale of F16S is the whole row's. */
+static ps_status fill_act(ps_operands *o, const ps_xarg *x, uint64_t n_rows, ps_error *err) {
+    const uint64_t piece = x->fmt == PS_FMT_F16S ? x->cols : 256;
+    double *row = malloc(piece * sizeof *row);
+    if (!row)
+        return ps_error_set(err, PS_E_NOMEM, "operands", "no memory for a row");
     for (uint64_t t = 0; t < n_rows; t++) {
         uint8_t *to = (uint8_t *)x->data + t * x->row_bytes;
         if (t >= UNIQUE_ROWS) {
             memcpy(to, (uint8_t *)x->data + t % UNIQUE_ROWS * x->row_bytes, x->row_bytes);
             continue;
         }
-        for (uint64_t c = 0; c < x->cols; c += 256) {
-            const uint64_t n = x->cols - c < 256 ? x->cols - c : 256;
+        for (uint64_t c = 0; c < x->cols; c += piece) {
+            const uint64_t n = x->cols - c < piece ? x->cols - c : piece;
             const uint64_t from = next_u64(&o->rng) % NORMALS;
             for (uint64_t i = 0; i < n; i++)
                 row[i] = (double)o->normals[(from + i) % NORMALS];
             ps_ref_store(x, t, c, n, row);
         }
     }
+    free(row);
+    return PS_OK;
 }
 
 /* Distinct random experts with weights that sum to 1. */
@@ -401,7 +405,9 @@ static ps_status set_activations(ps_operands *o, const ps_kernel_spec *k, const 
             if (x->fmt == PS_FMT_SEL)
                 fill_selection(o, &in_set, p->n_tokens, p->heads_kv);
             else
-                fill_act(o, &in_set, p->n_tokens);
+                st = fill_act(o, &in_set, p->n_tokens, err);
+            if (st != PS_OK)
+                return st;
         }
     }
     if (dst_bytes)
@@ -514,7 +520,8 @@ ps_status ps_operands_set(ps_operands *o, const ps_kernel *kernel, const ps_prof
         cols = o->args.src[i].cols > cols ? o->args.src[i].cols : cols;
     for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++)
         cols = o->args.w[i].cols > cols ? o->args.w[i].cols : cols;
-    const uint64_t scratch = ps_scratch_bytes(&k->scratch, point->n_tokens, cols, point->n_threads, point->kv_len);
+    const uint64_t scratch =
+        ps_scratch_bytes(&k->scratch, point->n_tokens, cols, point->n_threads, point->kv_len);
     if (scratch > UINT64_MAX / 2)
         return ps_error_set(err, PS_E_NOMEM, k->name, "scratch of %llu bytes", (unsigned long long)scratch);
     st = area_need(&o->scratch, scratch, err);
@@ -525,6 +532,15 @@ ps_status ps_operands_set(ps_operands *o, const ps_kernel *kernel, const ps_prof
                      : k->op == PS_OP_MOE_DISPATCH ? point->heads_kv
                                                    : 0;
     return st;
+}
+
+void ps_operands_areas(const ps_operands *o, ps_operand_area out[PS_OPERAND_AREAS]) {
+    out[PS_OPERAND_WEIGHTS] = o->weights;
+    out[PS_OPERAND_WEIGHTS].version = o->n_fills;
+    out[PS_OPERAND_ACTS] = o->acts;
+    out[PS_OPERAND_KV] = o->kv;
+    out[PS_OPERAND_MISC] = o->misc;
+    out[PS_OPERAND_SCRATCH] = o->scratch;
 }
 
 void ps_operands_args(const ps_operands *o, uint64_t i, ps_kargs *a, ps_seq_span *span) {

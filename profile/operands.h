@@ -24,6 +24,23 @@ void ps_operands_free(ps_operands *o);
 ps_status ps_operands_set(ps_operands *o, const ps_kernel *kernel, const ps_profile_point *point,
                           ps_error *err);
 
+/* The stretches of memory that the arguments point into (those of the sequence too), for a device that has copies of them:
+ * weights, activations, KV, token ids and the like, scratch. data may be NULL and bytes 0. Valid until the next set. */
+enum {
+    PS_OPERAND_WEIGHTS,
+    PS_OPERAND_ACTS,
+    PS_OPERAND_KV,
+    PS_OPERAND_MISC,
+    PS_OPERAND_SCRATCH,
+    PS_OPERAND_AREAS
+};
+typedef struct ps_operand_area {
+    uint8_t *data;
+    uint64_t bytes;
+    uint64_t version; /* WEIGHTS: another one where the content is another */
+} ps_operand_area;
+void ps_operands_areas(const ps_operands *o, ps_operand_area out[PS_OPERAND_AREAS]);
+
 /* Arguments of call number `i`. span: room for the sequence of that call, as long as *a is used. Any thread. */
 void ps_operands_args(const ps_operands *o, uint64_t i, ps_kargs *a, ps_seq_span *span);
 

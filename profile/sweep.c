@@ -1,6 +1,8 @@
 /* The sweep over all tasks. */
 #include "profile/sweep.h"
 
+#include "profile/grid.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +34,7 @@ typedef struct sweep {
     item *items;
     double *scale; /* [n_kernels] time of the last task over its guess; 0: none yet */
     double all_scale;
-    ps_series *series;
+    ps_series *series, *beside; /* beside: of TOGETHER, the reads' side */
     uint64_t start_ns, saved_ns;
     uint32_t left; /* tasks to do */
     double probe_min_s, probe_max_s;
@@ -96,7 +98,8 @@ static ps_status start(sweep *s, ps_error *err) {
     s->items = calloc(c->n_tasks + 1, sizeof *s->items);
     s->scale = calloc(c->n_kernels + 1, sizeof *s->scale);
     s->series = calloc(1, sizeof *s->series);
-    if (!p || !s->items || !s->scale || !s->series)
+    s->beside = calloc(1, sizeof *s->beside);
+    if (!p || !s->items || !s->scale || !s->series || !s->beside)
         goto nomem;
     p->version = PS_PROFILE_VERSION;
     snprintf(p->tool, sizeof p->tool, "%s", c->tool);
@@ -104,11 +107,16 @@ static ps_status start(sweep *s, ps_error *err) {
     snprintf(p->mode, sizeof p->mode, "%s", c->mode);
     p->synthetic = c->ops->synthetic;
     c->ops->describe(c->rig, &p->topology, p->machine_hash);
+    if (c->ops->describe_gpu)
+        c->ops->describe_gpu(c->rig, &p->gpu);
+    snprintf(p->topology.gpu_name, sizeof p->topology.gpu_name, "%s", p->gpu.name);
     ps_kernel_spec_hash(c->kernels, c->n_kernels, p->kernel_set);
     p->dram = calloc(c->n_tasks + 1, sizeof *p->dram);
     p->points = calloc(c->n_tasks + 1, sizeof *p->points);
     p->kernels = calloc(c->n_kernels + 1, sizeof *p->kernels);
-    if (!p->dram || !p->points || !p->kernels)
+    p->gpu.copies = calloc(c->n_tasks + 1, sizeof *p->gpu.copies);
+    p->gpu.together = calloc(c->n_tasks + 1, sizeof *p->gpu.together);
+    if (!p->dram || !p->points || !p->kernels || !p->gpu.copies || !p->gpu.together)
         goto nomem;
     memcpy(p->kernels, c->kernels, c->n_kernels * sizeof *p->kernels);
     p->n_kernels = c->n_kernels;
@@ -133,9 +141,66 @@ nomem:
     return ps_error_set(err, PS_E_NOMEM, "sweep", "no memory for %u tasks", c->n_tasks);
 }
 
+/* A quantity of the GPU that stands alone; NULL: the measure is another. */
+static ps_stat *gpu_slot(ps_profile_gpu *g, ps_measure m) {
+    switch (m) {
+    case PS_MEASURE_HBM:
+        return &g->hbm_read_bytes_per_s;
+    case PS_MEASURE_LAUNCH:
+        return &g->launch_s;
+    case PS_MEASURE_GRAPH_NODE:
+        return &g->graph_node_s;
+    case PS_MEASURE_GRAPH_LAUNCH:
+        return &g->graph_launch_s;
+    case PS_MEASURE_EVENT_WAIT:
+        return &g->event_wait_s;
+    case PS_MEASURE_TO_CPU:
+        return &g->to_cpu_s;
+    case PS_MEASURE_TO_GPU:
+        return &g->to_gpu_s;
+    case PS_MEASURE_LOCK:
+        return &g->lock_bytes_per_s;
+    case PS_MEASURE_MAP:
+        return &g->map_s;
+    case PS_MEASURE_UNMAP:
+        return &g->unmap_s;
+    default:
+        return NULL;
+    }
+}
+
+static ps_profile_together *together_of(ps_profile_gpu *g, const ps_task *t, bool add) {
+    for (uint32_t i = 0; i < g->n_together; i++)
+        if (g->together[i].bus == t->bus && g->together[i].n_threads == t->point.n_threads)
+            return &g->together[i];
+    if (!add)
+        return NULL;
+    g->together[g->n_together] = (ps_profile_together){.bus = t->bus, .n_threads = t->point.n_threads};
+    return &g->together[g->n_together++];
+}
+
+static ps_stat *copy_slot(ps_profile_gpu *g, const ps_task *t, bool add) {
+    for (uint32_t i = 0; i < g->n_copies; i++)
+        if (g->copies[i].bus == t->bus && g->copies[i].kind == t->kind && g->copies[i].bytes == t->bytes)
+            return &g->copies[i].bw_bytes_per_s;
+    if (!add)
+        return NULL;
+    g->copies[g->n_copies] = (ps_profile_copy){.bus = t->bus, .kind = t->kind, .bytes = t->bytes};
+    return &g->copies[g->n_copies++].bw_bytes_per_s;
+}
+
 /* Where the result of a task goes, or is already. */
 static ps_stat *slot_of(ps_profile *p, const ps_task *t, bool add) {
+    ps_stat *of_gpu = gpu_slot(&p->gpu, t->measure);
+    if (of_gpu)
+        return of_gpu;
     switch (t->measure) {
+    case PS_MEASURE_COPY:
+        return copy_slot(&p->gpu, t, add);
+    case PS_MEASURE_TOGETHER: {
+        ps_profile_together *both = together_of(&p->gpu, t, add);
+        return both ? &both->bus_bytes_per_s : NULL;
+    }
     case PS_MEASURE_BARRIER:
         return &p->barrier_s;
     case PS_MEASURE_POOL_START:
@@ -180,6 +245,9 @@ static void take_over(sweep *s) {
             continue;
         ps_stat *to = slot_of(s->p, it->task, true);
         *to = *from;
+        if (it->task->measure == PS_MEASURE_TOGETHER)
+            together_of(&s->p->gpu, it->task, true)->dram_bytes_per_s =
+                together_of(&old.gpu, it->task, false)->dram_bytes_per_s;
         if (it->task->measure == PS_MEASURE_KERNEL)
             for (uint32_t k = 0; k < old.n_points; k++)
                 if (from == &old.points[k].time_s)
@@ -205,6 +273,24 @@ static double guess_s(const sweep *s, const item *it) {
     return it->task->cost_s * scale;
 }
 
+static bool is_rate(ps_measure m) {
+    return strcmp(measures[m].unit, "B/s") == 0;
+}
+
+static ps_stat summary_of(const ps_series *series, ps_stop stop, bool rate) {
+    ps_stat to = ps_series_summary(series, stop);
+    if (rate) {
+        const double q1 = to.q1;
+        to.median = 1 / to.median;
+        to.q1 = 1 / to.q3;
+        to.q3 = 1 / q1;
+    }
+    to.median = stored(to.median);
+    to.q1 = stored(to.q1);
+    to.q3 = stored(to.q3);
+    return to;
+}
+
 static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
     const ps_sweep_config *c = s->c;
     const double begin_s = elapsed_s(s);
@@ -213,10 +299,12 @@ static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
                                .target_frac = 0.01,
                                .cap_s = share_s,
                                .patience = s->left > 10 ? 3 : 1};
-    const bool rate = it->task->measure == PS_MEASURE_DRAM; /* the series holds times, here per byte */
+    const bool rate = is_rate(it->task->measure); /* the series holds times, here per byte */
+    const bool both = it->task->measure == PS_MEASURE_TOGETHER;
     ps_stop stop = PS_STOP_TIME_CAP;
     double beside_sum = 0;
     s->series->n = s->series->n_disturbed = 0;
+    s->beside->n = s->beside->n_disturbed = 0;
     ps_status st = c->ops->prepare(c->rig, it->task, err);
     while (st == PS_OK) {
         ps_rig_sample sample = {0};
@@ -230,6 +318,8 @@ static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
         }
         ps_series_add(s->series, rate ? 1 / sample.value : sample.value, sample.disturbed);
         beside_sum += sample.beside_bytes_per_s;
+        if (both && sample.beside_bytes_per_s > 0)
+            ps_series_add(s->beside, 1 / sample.beside_bytes_per_s, sample.disturbed);
         if (ps_series_done(s->series, &rule, elapsed_s(s) - begin_s, &stop))
             break;
         if (c->stop && c->stop(c->ctx)) { /* half a point is no point */
@@ -240,17 +330,13 @@ static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
     c->ops->finish(c->rig);
     if (st != PS_OK || s->out->stopped)
         return st;
+    if (both && s->beside->n == 0)
+        return ps_error_set(err, PS_E_INTERNAL, measures[it->task->measure].name,
+                            "nothing was read beside it");
     ps_stat *to = slot_of(s->p, it->task, true);
-    *to = ps_series_summary(s->series, stop);
-    if (rate) {
-        const double q1 = to->q1;
-        to->median = 1 / to->median;
-        to->q1 = 1 / to->q3;
-        to->q3 = 1 / q1;
-    }
-    to->median = stored(to->median);
-    to->q1 = stored(to->q1);
-    to->q3 = stored(to->q3);
+    *to = summary_of(s->series, stop, rate);
+    if (both)
+        together_of(&s->p->gpu, it->task, false)->dram_bytes_per_s = summary_of(s->beside, stop, true);
     s->out->n_measured++;
     s->out->n_noisy += to->noisy;
     it->done = true;
@@ -268,13 +354,64 @@ static void label_of(const sweep *s, const item *it, char *buf, size_t size) {
     if (it->task->measure == PS_MEASURE_KERNEL)
         snprintf(buf, size, "%s %llux%llu, %u tokens, %u threads", s->c->kernels[it->kernel].name,
                  (unsigned long long)p->rows, (unsigned long long)p->cols, p->n_tokens, p->n_threads);
+    else if (it->task->measure == PS_MEASURE_COPY)
+        snprintf(buf, size, "%s in pieces of %llu KiB", measures[it->task->measure].name,
+                 (unsigned long long)it->task->bytes >> 10);
     else
         snprintf(buf, size, "%s, %u threads", measures[it->task->measure].name, p->n_threads);
+}
+
+static int by_copy(const void *a, const void *b) {
+    const ps_profile_copy *x = a, *y = b;
+    BY(bus);
+    BY(kind);
+    BY(bytes);
+    return 0;
+}
+
+static int by_together(const void *a, const void *b) {
+    const ps_profile_together *x = a, *y = b;
+    BY(bus);
+    BY(n_threads);
+    return 0;
+}
+
+/* The GPU's matrix and attention rates: the best of its kernels' points. Where there was no time for any, attention is as
+ * fast as products, and products do one operation per byte of memory: never more than is known. */
+static void best_rates(ps_profile *p) {
+    double best[2] = {0};
+    for (uint32_t i = 0; i < p->n_points; i++) {
+        const ps_profile_point *q = &p->points[i];
+        const ps_kernel_spec *k = NULL;
+        for (uint32_t n = 0; n < p->n_kernels && !k; n++)
+            k = p->kernels[n].id == q->kernel ? &p->kernels[n] : NULL;
+        const bool product = k && k->op == PS_OP_MATMUL, attention = k && k->op == PS_OP_ATTENTION;
+        if (!k || k->device != PS_DEV_CUDA || q->time_s.n == 0 || (!product && !attention))
+            continue;
+        double bytes, flops;
+        ps_point_work(k, q, &bytes, &flops);
+        const double rate = flops / q->time_s.median;
+        if (rate <= best[attention])
+            continue;
+        best[attention] = rate;
+        ps_stat *to = attention ? &p->gpu.attention_flops_per_s : &p->gpu.matmul_flops_per_s;
+        *to = q->time_s;
+        to->median = stored(rate);
+        to->q1 = stored(flops / q->time_s.q3);
+        to->q3 = stored(flops / q->time_s.q1);
+    }
+    if (p->gpu.matmul_flops_per_s.n == 0)
+        p->gpu.matmul_flops_per_s = p->gpu.hbm_read_bytes_per_s;
+    if (p->gpu.attention_flops_per_s.n == 0)
+        p->gpu.attention_flops_per_s = p->gpu.matmul_flops_per_s;
 }
 
 static void order_results(ps_profile *p) {
     qsort(p->points, p->n_points, sizeof *p->points, by_point);
     qsort(p->dram, p->n_dram, sizeof *p->dram, by_threads);
+    qsort(p->gpu.copies, p->gpu.n_copies, sizeof *p->gpu.copies, by_copy);
+    qsort(p->gpu.together, p->gpu.n_together, sizeof *p->gpu.together, by_together);
+    best_rates(p);
 }
 
 static ps_status write_note(sweep *s, ps_error *err) {
@@ -354,6 +491,7 @@ done:
     free(s.items);
     free(s.scale);
     free(s.series);
+    free(s.beside);
     return st;
 }
 

@@ -1,0 +1,177 @@
+/* What is measured of a GPU: the bus in both directions and beside the CPUs, small costs, and curves of its kernels. */
+#include "profile/grid_internal.h"
+
+/* Pieces over the bus, and ways to hold the host's side of them. */
+static const uint64_t pieces[] = {4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20};
+enum { N_PIECES = sizeof pieces / sizeof pieces[0] };
+
+static void add_bus(ps_grid *g) {
+    const ps_grid_config *c = g->config;
+    for (uint32_t i = 0; i < N_PIECES; i++) {
+        ps_task t = {.measure = PS_MEASURE_COPY,
+                     .bytes = pieces[i],
+                     .cost_s = 3e-3,
+                     .essential = pieces[i] >= 4 << 20};
+        t.bus = PS_BUS_H2D;
+        ps_grid_add(g, t);
+        t.bus = PS_BUS_D2H;
+        ps_grid_add(g, t);
+        if (pieces[i] < 1 << 20) /* a kernel that reads so little is all launch */
+            continue;
+        t.bus = PS_BUS_DIRECT;
+        ps_grid_add(g, t);
+    }
+    for (int kind = PS_HOST_KIND_REGISTERED; kind <= PS_HOST_KIND_STAGED; kind++)
+        ps_grid_add(g, (ps_task){.measure = PS_MEASURE_COPY,
+                                 .bus = PS_BUS_H2D,
+                                 .kind = (ps_host_kind)kind,
+                                 .bytes = pieces[N_PIECES - 1],
+                                 .cost_s = 10e-3});
+    uint32_t threads[PS_GRID_THREADS];
+    const uint32_t n = ps_grid_threads(c->n_threads, false, threads);
+    for (uint32_t i = 0; i < n; i++)
+        for (int bus = 0; bus < PS_BUS_COUNT; bus++)
+            if (bus != PS_BUS_D2H || !c->quick)
+                ps_grid_add(g, (ps_task){.measure = PS_MEASURE_TOGETHER,
+                                         .point = {.n_threads = threads[i]},
+                                         .bus = (ps_bus)bus,
+                                         .cost_s = 12e-3,
+                                         .essential = true});
+    for (int m = PS_MEASURE_HBM; m <= PS_MEASURE_UNMAP; m++)
+        ps_grid_add(
+            g, (ps_task){
+                   .measure = (ps_measure)m, .point = {.n_threads = 1}, .cost_s = 2e-3, .essential = true});
+}
+
+static void add_gpu_point(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p, bool essential) {
+    double bytes, flops;
+    p.kernel = k->id;
+    ps_point_work(k, &p, &bytes, &flops);
+    if (flops > 2e12 || bytes > 1e9)
+        return;
+    const double bus = p.beside == PS_BESIDE_DIRECT ? 2e10 : 1e12;
+    ps_grid_add(g, (ps_task){.measure = PS_MEASURE_KERNEL,
+                             .point = p,
+                             .essential = essential,
+                             .cost_s = 5e-6 + bytes / bus + flops / 1e14});
+}
+
+/* KV lengths after a step of n tokens. */
+static void add_attention(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p, uint64_t n_ctx,
+                          bool essential) {
+    static const uint64_t lens[] = {256, 1024, 4096, 16384, 65536};
+    p.kv_len = p.n_tokens < 32 ? 32 : p.n_tokens;
+    add_gpu_point(g, k, p, essential);
+    const uint64_t least = p.kv_len;
+    for (uint32_t i = 0; i < sizeof lens / sizeof lens[0]; i++) {
+        if (lens[i] <= least || (n_ctx != 0 && lens[i] > n_ctx) || (g->config->quick && i % 2 == 0))
+            continue;
+        p.kv_len = lens[i];
+        add_gpu_point(g, k, p, essential);
+    }
+}
+
+/* Products and experts of few tokens can read their weights from host memory. */
+static bool reads_direct(const ps_kernel_spec *k, uint32_t tokens) {
+    return (tokens == 1 || tokens == 8) && (k->op == PS_OP_MATMUL || k->op == PS_OP_MOE_DISPATCH);
+}
+
+static void add_at(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p, uint64_t n_ctx, bool essential) {
+    if (k->op == PS_OP_ATTENTION) {
+        add_attention(g, k, p, n_ctx, essential);
+        return;
+    }
+    add_gpu_point(g, k, p, essential);
+    if (!reads_direct(k, p.n_tokens))
+        return;
+    p.beside = PS_BESIDE_DIRECT;
+    add_gpu_point(g, k, p, essential);
+}
+
+static bool uses_blas(const ps_kernel_spec *k) {
+    return k->id >= 2400 && k->id < 2500; /* the family of cuda_kernels.h */
+}
+
+static const uint32_t step_tokens[] = {1, 4, 8, 16, 128, 512, 2048};
+static const uint32_t step_tokens_model[] = {1, 2, 4, 8, 16, 64, 256, 1024, 2048};
+static const uint32_t step_tokens_quick[] = {1, 8, 16, 256, 2048};
+
+/* At the token counts that the kernel is meant for. */
+static void add_tokens(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p, uint64_t n_ctx, bool output) {
+    const bool quick = g->config->quick;
+    const uint32_t *tokens = quick ? step_tokens_quick : g->config->model ? step_tokens_model : step_tokens;
+    const uint32_t n = quick              ? sizeof step_tokens_quick / 4
+                       : g->config->model ? sizeof step_tokens_model / 4
+                                          : sizeof step_tokens / 4;
+    for (uint32_t t = 0; t < n; t++) {
+        if (tokens[t] < k->min_tokens || tokens[t] > k->max_tokens || (output && tokens[t] > 8))
+            continue;
+        p.n_tokens = tokens[t];
+        add_at(g, k, p, n_ctx, tokens[t] == 1 || tokens[t] == 2048 || (quick && tokens[t] == 256));
+    }
+}
+
+static void add_model(ps_grid *g) {
+    const ps_grid_config *c = g->config;
+    const ps_model *m = c->model;
+    for (uint32_t s = 0; s < m->n_shards; s++) {
+        for (uint32_t o = 0; o < m->shards[s].n_ops; o++) {
+            const ps_op_desc *op = &m->shards[s].ops[o];
+            const ps_dtype type = ps_grid_weight_type(m, m->shards[s].layer, op);
+            for (uint32_t i = 0; i < c->n_kernels; i++) {
+                const ps_kernel_spec *k = &c->kernels[i];
+                if (k->op == op->op && k->device == PS_DEV_CUDA && k->wtype == type &&
+                    (c->blas || !uses_blas(k)))
+                    add_tokens(g, k, ps_grid_shape_of(m, m->shards[s].layer, op), m->n_ctx_train,
+                               ps_grid_is_output(op->dst));
+            }
+        }
+        if (g->n > 100000)
+            ps_grid_dedupe(g);
+    }
+}
+
+/* Shapes for any model: small, middling, large. */
+static void add_any(ps_grid *g) {
+    static const ps_profile_point matmul[] = {{.rows = 4096, .cols = 4096},
+                                              {.rows = 768, .cols = 2048},
+                                              {.rows = 14336, .cols = 4096},
+                                              {.rows = 1024, .cols = 4096},
+                                              {.rows = 4096, .cols = 14336}},
+                                  attention[] = {{.rows = 32, .cols = 128, .heads_kv = 8},
+                                                 {.rows = 32, .cols = 128, .heads_kv = 4},
+                                                 {.rows = 16, .cols = 64, .heads_kv = 4}},
+                                  moe[] = {{.rows = 768, .cols = 2048, .heads_kv = 128, .kv_len = 8},
+                                           {.rows = 1536, .cols = 4096, .heads_kv = 8, .kv_len = 2}},
+                                  route[] = {{.cols = 128, .heads_kv = 128, .kv_len = 8},
+                                             {.cols = 8, .heads_kv = 8, .kv_len = 2}},
+                                  row[] = {{.cols = 4096}, {.cols = 1024}, {.cols = 14336}};
+#define LIST(a) a, sizeof a / sizeof a[0]
+    static const struct {
+        ps_op op;
+        const ps_profile_point *shapes;
+        uint32_t n;
+    } ops[] = {{PS_OP_MATMUL, LIST(matmul)},    {PS_OP_ATTENTION, LIST(attention)},
+               {PS_OP_MOE_DISPATCH, LIST(moe)}, {PS_OP_MOE_ROUTE, LIST(route)},
+               {PS_OP_RMSNORM, LIST(row)},      {PS_OP_ROPE, LIST(row)},
+               {PS_OP_KV_STORE, LIST(row)},     {PS_OP_GLU, LIST(row)},
+               {PS_OP_ADD, LIST(row)},          {PS_OP_CONVERT, LIST(row)},
+               {PS_OP_GATHER, LIST(row)}};
+    const ps_grid_config *c = g->config;
+    for (uint32_t i = 0; i < c->n_kernels; i++)
+        for (size_t o = 0; o < sizeof ops / sizeof ops[0]; o++) {
+            const ps_kernel_spec *k = &c->kernels[i];
+            if (k->op != ops[o].op || k->device != PS_DEV_CUDA || (!c->blas && uses_blas(k)))
+                continue;
+            for (uint32_t s = 0; s < (c->quick ? 2 : ops[o].n) && s < ops[o].n; s++)
+                add_tokens(g, k, ops[o].shapes[s], 0, k->op == PS_OP_GATHER);
+        }
+}
+
+void ps_grid_add_gpu(ps_grid *g) {
+    add_bus(g);
+    if (g->config->model)
+        add_model(g);
+    else
+        add_any(g);
+}

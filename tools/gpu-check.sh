@@ -2,7 +2,7 @@
 # Everything that needs a GPU, on whatever GPU is here: builds (preset gpu), runs every GPU test and the kernel benchmark,
 # lets compute-sanitizer look where it can, and ends with a short table: figure, target, met or not.
 # Usage: tools/gpu-check.sh [--no-build DIR] [--json FILE]
-#   --no-build DIR  programs are already built in DIR (tests/test_cuda_kernels, tests/bench_cuda_kernels, or beside each other)
+#   --no-build DIR  programs are already built in DIR (tests/test_cuda_device, tests/test_cuda_kernels and so on, or beside each other)
 #   --json FILE     also write commit, driver, clocks, commands and all figures there
 # Exit 0: nothing failed and every target was met; 1: something failed; 69: there is no GPU.
 set -uo pipefail
@@ -31,7 +31,7 @@ if [ "$do_build" -eq 1 ]; then
   # Machine code for this GPU alone beside the PTX for 7.5: a full preset takes minutes.
   cap=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
   if ! { cmake --preset gpu "-DCMAKE_CUDA_ARCHITECTURES=75-virtual;$cap-real" && cmake --build --preset gpu -j "$(nproc)" \
-         -t test_cuda_kernels bench_cuda_kernels; } >"$log/build" 2>&1; then
+         -t test_cuda_device test_cuda_kernels bench_cuda_kernels; } >"$log/build" 2>&1; then
     tail -n 30 "$log/build"
     echo "gpu-check.sh: the build failed" >&2
     exit 1
@@ -39,6 +39,25 @@ if [ "$do_build" -eq 1 ]; then
 fi
 bin=$build/tests
 [ -x "$bin/test_cuda_kernels" ] || bin=$build
+
+# The device by itself: memory, order, hand-over, graphs, the meter, each call made to fail in turn.
+# device LABEL COMMAND...
+device() {
+  local label=$1 rc
+  shift
+  "$@" >"$log/device" 2>&1
+  rc=$?
+  if [ "$rc" -ne 0 ]; then
+    failed=$((failed + 1))
+    echo "== FAILED: device, $label"
+    tail -n 20 "$log/device"
+  fi
+  row "$label: device" "$(grep -c ': passed' "$log/device") scenarios passed" "no other result: $([ "$rc" -eq 0 ] && echo met || echo MISSED)"
+  row "$label: calls made to fail" "$(sed -n 's/.*each of \([0-9]*\) calls failed.*/\1/p' "$log/device") in turn" \
+    "an error, no hang: $(grep -q '^faults: passed' "$log/device" && echo met || echo MISSED)"
+}
+device native timeout 300 "$bin/test_cuda_device"
+device ptx-7.5 env CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1 timeout 300 "$bin/test_cuda_device"
 
 # Kernels in parallel: each program tests those whose name contains its argument.
 names=(matmul gemm matvec.f32 matvec.f16 matvec.bf16 matvec.q4_0 matvec.q4_1 matvec.q5_0 matvec.q5_1 matvec.q8_0 matvec.q4_k matvec.q5_k
@@ -112,7 +131,7 @@ if [ -n "$json" ]; then
   {
     printf '{\n"commit": "%s",\n"kernel": "%s",\n"gpu, driver, capability, SM clock, memory clock, link": "%s",\n' "$commit" "$(uname -r)" "$gpu"
     printf '"clocks after": "%s",\n' "$(nvidia-smi --query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv,noheader | head -n 1)"
-    printf '"commands": ["test_cuda_kernels cuda.NAME", "CUDA_FORCE_PTX_JIT=1 test_cuda_kernels cuda.NAME", "bench_cuda_kernels --json"],\n"table": [\n'
+    printf '"commands": ["test_cuda_device", "test_cuda_kernels cuda.NAME", "CUDA_FORCE_PTX_JIT=1 test_cuda_kernels cuda.NAME", "bench_cuda_kernels --json"],\n"table": [\n'
     for i in "${!rows[@]}"; do
       printf '  "%s"%s\n' "$(sed -E 's/ +/ /g' <<<"${rows[$i]}")" "$([ "$i" -lt $((${#rows[@]} - 1)) ] && echo ,)"
     done

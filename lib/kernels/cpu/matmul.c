@@ -122,26 +122,71 @@ uint64_t ps_mm_items_panel(const ps_kargs *a, uint32_t phase) {
     return g.n_panels * g.n_chunks;
 }
 
+/* Scratch of a thread in the panel family: rows as they are dequantised, and the panel they are turned into. */
+typedef struct panel_mem {
+    float panel[MM_PANEL_ROWS * MM_PANEL_COLS]; /* [row tile][column][tile_rows] */
+    float rows[MM_TILE_MAX_ROWS * MM_PANEL_COLS];
+} panel_mem;
+_Static_assert(sizeof(panel_mem) <= PS_MM_THREAD_SCRATCH, "thread scratch");
+
+/* A tile of sums to its place; the first block of columns adds bias and residual, the others add to what is there. */
+static void store_tile(const ps_kargs *a, uint64_t row, uint32_t nr, uint64_t t, uint32_t nt,
+                       const float *sums, uint32_t ld, bool first) {
+    float bias[MM_TILE_MAX_ROWS];
+    const bool has_bias = first && a->w[1].data != NULL;
+    if (has_bias)
+        for (uint32_t r = 0; r < nr; r++)
+            bias[r] = ps_mm_bias(a, row + r);
+    for (uint32_t i = 0; i < nt; i++, sums += ld) {
+        float *dst = (float *)(void *)((uint8_t *)a->dst.data + (t + i) * a->dst.row_bytes) + row;
+        const float *add = dst;
+        if (first)
+            add = a->src[1].data ? (const float *)(const void *)((const uint8_t *)a->src[1].data +
+                                                                 (t + i) * a->src[1].row_bytes) +
+                                       row
+                                 : NULL;
+        if (has_bias)
+            for (uint32_t r = 0; r < nr; r++)
+                dst[r] = sums[r] + bias[r] + (add ? add[r] : 0.0f);
+        else if (add)
+            for (uint32_t r = 0; r < nr; r++)
+                dst[r] = sums[r] + add[r];
+        else
+            memcpy(dst, sums, nr * sizeof *dst);
+    }
+}
+
+/* Columns [c, c + nc) of a panel's rows, dequantised and turned; rows that are missing become 0. */
+static void load_panel(const mm_ops *ops, const ps_warg *w, uint64_t row, uint32_t n_rows, uint64_t c,
+                       uint64_t nc, panel_mem *mem) {
+    const uint32_t elems = mm_block_elems(w->type), bytes = mm_block_bytes(w->type), tr = ops->tile_rows;
+    for (uint32_t r0 = 0; r0 < n_rows; r0 += tr) {
+        for (uint32_t r = 0; r < tr; r++) {
+            float *out = mem->rows + r * MM_PANEL_COLS;
+            if (r0 + r < n_rows)
+                ops->dequant[w->type](w->data + (row + r0 + r) * w->row_bytes + c / elems * bytes, out, nc);
+            else
+                memset(out, 0, nc * sizeof *out);
+        }
+        ops->turn(mem->rows, MM_PANEL_COLS, nc, mem->panel + (uint64_t)r0 * MM_PANEL_COLS);
+    }
+}
+
 /* One panel: a block of columns at a time is dequantised, then used for all tokens of the chunk. */
 static void panel_item(const mm_ops *ops, const ps_kargs *a, uint64_t row, uint32_t n_rows, uint32_t t0,
-                       uint32_t n_tokens, float *panel) {
+                       uint32_t n_tokens, panel_mem *mem) {
     const ps_warg *w = &a->w[0];
-    uint32_t elems = mm_block_elems(w->type), bytes = mm_block_bytes(w->type);
-    float out[MM_NR * MM_NT];
+    const uint32_t tr = ops->tile_rows;
+    float sums[MM_TILE_MAX_ROWS * MM_TILE_MAX_TOKENS];
     for (uint64_t c = 0; c < w->cols; c += MM_PANEL_COLS) {
-        uint64_t nc = min_u64(MM_PANEL_COLS, w->cols - c);
-        for (uint32_t r = 0; r < n_rows; r++)
-            ops->dequant[w->type](w->data + (row + r) * w->row_bytes + c / elems * bytes,
-                                  panel + r * MM_PANEL_COLS, nc);
-        for (uint32_t t = 0; t < n_tokens; t += MM_NT) {
-            uint32_t nt = (uint32_t)min_u64(MM_NT, n_tokens - t);
+        const uint64_t nc = min_u64(MM_PANEL_COLS, w->cols - c);
+        load_panel(ops, w, row, n_rows, c, nc, mem);
+        for (uint32_t t = 0; t < n_tokens; t += ops->tile_tokens) {
+            const uint32_t nt = (uint32_t)min_u64(ops->tile_tokens, n_tokens - t);
             const uint8_t *x = (const uint8_t *)a->src[0].data + (t0 + t) * a->src[0].row_bytes + c * 4;
-            for (uint32_t r = 0; r < n_rows; r += MM_NR) {
-                uint32_t nr = (uint32_t)min_u64(MM_NR, n_rows - r);
-                ops->dot_float[PS_DTYPE_F32]((const uint8_t *)(panel + r * MM_PANEL_COLS),
-                                             MM_PANEL_COLS * sizeof *panel, nc, nr, 0, x, a->src[0].row_bytes,
-                                             nt, out);
-                ps_mm_store(a, row + r, nr, t0 + t, nt, out, c > 0);
+            for (uint32_t r = 0; r < n_rows; r += tr) {
+                ops->tile(mem->panel + (uint64_t)r * MM_PANEL_COLS, nc, x, a->src[0].row_bytes, nt, sums);
+                store_tile(a, row + r, (uint32_t)min_u64(tr, n_rows - r), t0 + t, nt, sums, tr, c == 0);
             }
         }
     }
@@ -149,12 +194,12 @@ static void panel_item(const mm_ops *ops, const ps_kargs *a, uint64_t row, uint3
 
 void ps_mm_run_panel(const mm_ops *ops, const ps_kargs *a, uint64_t first, uint64_t n, uint32_t thread) {
     mm_grid g = ps_mm_grid(a, MM_PANEL_ROWS, MM_NT);
-    float *panel = (float *)(void *)ps_mm_thread_scratch(a, thread);
+    panel_mem *mem = (panel_mem *)(void *)ps_mm_thread_scratch(a, thread);
     for (uint64_t i = first; i < first + n; i++) {
         uint64_t row = i / g.n_chunks * MM_PANEL_ROWS;
         uint32_t t0 = (uint32_t)(i % g.n_chunks) * g.chunk_tokens;
         panel_item(ops, a, a->row0 + row, (uint32_t)min_u64(MM_PANEL_ROWS, a->n_rows - row), t0,
-                   (uint32_t)min_u64(g.chunk_tokens, a->n_tokens - t0), panel);
+                   (uint32_t)min_u64(g.chunk_tokens, a->n_tokens - t0), mem);
     }
 }
 

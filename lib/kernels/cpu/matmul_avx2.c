@@ -295,7 +295,83 @@ MM_INLINE void dot_float(const ps_dtype type, const uint8_t *w, uint64_t row_byt
     }
 MM_FLOAT_LIST(DEFINE_FLOAT)
 
+/* Panels: 16 rows by 6 tokens, sums in 12 registers. */
+enum { TILE_ROWS = 16, TILE_TOKENS = 6 };
+
+MM_INLINE void panel_tile(const int NT, const float *panel, uint64_t n, const uint8_t *x, uint64_t x_bytes,
+                          float *out) {
+    __m256 acc[TILE_TOKENS][2];
+#pragma GCC unroll 6
+    for (int t = 0; t < NT; t++)
+        acc[t][0] = acc[t][1] = _mm256_setzero_ps();
+    for (uint64_t i = 0; i < n; i++, panel += TILE_ROWS, x += 4) {
+        const __m256 w0 = _mm256_loadu_ps(panel), w1 = _mm256_loadu_ps(panel + 8);
+#pragma GCC unroll 6
+        for (int t = 0; t < NT; t++) {
+            const __m256 v = _mm256_broadcast_ss((const float *)(const void *)(x + (uint64_t)t * x_bytes));
+            acc[t][0] = _mm256_fmadd_ps(w0, v, acc[t][0]);
+            acc[t][1] = _mm256_fmadd_ps(w1, v, acc[t][1]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int t = 0; t < NT; t++) {
+        _mm256_storeu_ps(out + t * TILE_ROWS, acc[t][0]);
+        _mm256_storeu_ps(out + t * TILE_ROWS + 8, acc[t][1]);
+    }
+}
+
+static void tile(const float *panel, uint64_t n, const uint8_t *x, uint64_t x_bytes, uint32_t nt,
+                 float *out) {
+    if (nt == TILE_TOKENS) {
+        panel_tile(TILE_TOKENS, panel, n, x, x_bytes, out);
+        return;
+    }
+    for (; nt >= 2; nt -= 2, x += 2 * x_bytes, out += 2 * TILE_ROWS)
+        panel_tile(2, panel, n, x, x_bytes, out);
+    if (nt > 0)
+        panel_tile(1, panel, n, x, x_bytes, out);
+}
+
+/* 8 rows of 8 floats to 8 columns of 8. */
+MM_INLINE void transpose8(const float *rows, uint64_t ld, __m256 out[8]) {
+    __m256 a[8], b[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        a[i] = _mm256_loadu_ps(rows + (uint64_t)i * ld);
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
+        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        out[i] = _mm256_permute2f128_ps(a[i], a[i + 4], 0x20);
+        out[i + 4] = _mm256_permute2f128_ps(a[i], a[i + 4], 0x31);
+    }
+}
+
+static void turn(const float *rows, uint64_t ld, uint64_t n, float *panel) {
+    for (uint64_t c = 0; c < n; c += 8)
+        for (uint64_t r = 0; r < TILE_ROWS; r += 8) {
+            __m256 cols[8];
+            transpose8(rows + r * ld + c, ld, cols);
+            for (uint64_t i = 0; i < 8 && c + i < n; i++)
+                _mm256_storeu_ps(panel + (c + i) * TILE_ROWS + r, cols[i]);
+        }
+}
+
 const mm_ops ps_mm_ops_avx2 = {
+    .tile_rows = TILE_ROWS,
+    .tile_tokens = TILE_TOKENS,
+    .tile = tile,
+    .turn = turn,
 #define ROW(name) [PS_DTYPE_##name] = dot_q8_##name,
     .dot_q8 = {MM_QUANT_LIST(ROW)},
 #undef ROW

@@ -288,7 +288,58 @@ MM_INLINE void dot_float(const ps_dtype type, const uint8_t *w, uint64_t row_byt
     }
 MM_FLOAT_LIST(DEFINE_FLOAT)
 
+/* Panels: 32 rows by 12 tokens, sums in 24 registers. */
+enum { TILE_ROWS = 32, TILE_TOKENS = 12 };
+
+MM_INLINE void panel_tile(const int NT, const float *panel, uint64_t n, const uint8_t *x, uint64_t x_bytes,
+                          float *out) {
+    __m512 acc[TILE_TOKENS][2];
+#pragma GCC unroll 12
+    for (int t = 0; t < NT; t++)
+        acc[t][0] = acc[t][1] = _mm512_setzero_ps();
+    for (uint64_t i = 0; i < n; i++, panel += TILE_ROWS, x += 4) {
+        const __m512 w0 = _mm512_loadu_ps(panel), w1 = _mm512_loadu_ps(panel + 16);
+#pragma GCC unroll 12
+        for (int t = 0; t < NT; t++) {
+            const __m512 v = _mm512_set1_ps(*(const float *)(const void *)(x + (uint64_t)t * x_bytes));
+            acc[t][0] = _mm512_fmadd_ps(w0, v, acc[t][0]);
+            acc[t][1] = _mm512_fmadd_ps(w1, v, acc[t][1]);
+        }
+    }
+#pragma GCC unroll 12
+    for (int t = 0; t < NT; t++) {
+        _mm512_storeu_ps(out + t * TILE_ROWS, acc[t][0]);
+        _mm512_storeu_ps(out + t * TILE_ROWS + 16, acc[t][1]);
+    }
+}
+
+static void tile(const float *panel, uint64_t n, const uint8_t *x, uint64_t x_bytes, uint32_t nt,
+                 float *out) {
+    if (nt == TILE_TOKENS) {
+        panel_tile(TILE_TOKENS, panel, n, x, x_bytes, out);
+        return;
+    }
+    for (; nt >= 4; nt -= 4, x += 4 * x_bytes, out += 4 * TILE_ROWS)
+        panel_tile(4, panel, n, x, x_bytes, out);
+    for (; nt > 0; nt--, x += x_bytes, out += TILE_ROWS)
+        panel_tile(1, panel, n, x, x_bytes, out);
+}
+
+static void turn(const float *rows, uint64_t ld, uint64_t n, float *panel) {
+    for (uint64_t c = 0; c < n; c += 16)
+        for (uint64_t r = 0; r < TILE_ROWS; r += 16) {
+            float square[16][16];
+            mm512_transpose((const uint8_t *)(rows + r * ld + c), ld * 4, (uint8_t *)square);
+            for (uint64_t i = 0; i < 16 && c + i < n; i++)
+                _mm512_storeu_ps(panel + (c + i) * TILE_ROWS + r, _mm512_loadu_ps(square[i]));
+        }
+}
+
 const mm_ops ps_mm_ops_avx512 = {
+    .tile_rows = TILE_ROWS,
+    .tile_tokens = TILE_TOKENS,
+    .tile = tile,
+    .turn = turn,
 #define ROW(name) [PS_DTYPE_##name] = dot_q8_##name,
     .dot_q8 = {MM_QUANT_LIST(ROW)},
 #undef ROW

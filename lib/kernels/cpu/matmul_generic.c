@@ -183,7 +183,32 @@ static inline __attribute__((always_inline)) void dot_float(ps_dtype type, const
     }
 MM_FLOAT_LIST(DEFINE_FLOAT)
 
+/* 8 rows by 4 tokens: sums that compilers keep in vectors. */
+enum { TILE_ROWS = 8, TILE_TOKENS = 4 };
+
+static void turn(const float *rows, uint64_t ld, uint64_t n, float *panel) {
+    for (uint64_t i = 0; i < n; i++)
+        for (uint64_t r = 0; r < TILE_ROWS; r++)
+            panel[i * TILE_ROWS + r] = rows[r * ld + i];
+}
+
+static void tile(const float *panel, uint64_t n, const uint8_t *x, uint64_t x_bytes, uint32_t nt,
+                 float *out) {
+    for (uint32_t t = 0; t < nt; t++, x += x_bytes, out += TILE_ROWS) {
+        const float *row = (const float *)(const void *)x;
+        float sum[TILE_ROWS] = {0};
+        for (uint64_t i = 0; i < n; i++)
+            for (uint32_t r = 0; r < TILE_ROWS; r++)
+                sum[r] += panel[i * TILE_ROWS + r] * row[i];
+        memcpy(out, sum, sizeof sum);
+    }
+}
+
 const mm_ops ps_mm_ops_generic = {
+    .tile_rows = TILE_ROWS,
+    .tile_tokens = TILE_TOKENS,
+    .tile = tile,
+    .turn = turn,
 #define ROW(name) [PS_DTYPE_##name] = dot_q8_##name,
     .dot_q8 = {MM_QUANT_LIST(ROW)},
 #undef ROW

@@ -10,8 +10,8 @@
 /* A tile of results: at most MM_NR weight rows by MM_NT tokens, out[t * MM_NR + r]. */
 enum { MM_NR = 4, MM_NT = 12 };
 /* Panels of the f32 family below level AMX: rows, and columns dequantised at a time (a multiple of every
- * block). */
-enum { MM_PANEL_ROWS = 16, MM_PANEL_COLS = 512 };
+ * block). A panel stays in the L2 cache, the activations of a tile in the L1 cache while they meet all its rows. */
+enum { MM_PANEL_ROWS = 64, MM_PANEL_COLS = 256, MM_TILE_MAX_ROWS = 32, MM_TILE_MAX_TOKENS = 12 };
 enum { MM_N_TYPES = 31 };
 /* How far ahead of the weights in use memory is asked for the next: the hardware's own prefetch stops at
  * every page, and at every jump to another row or matrix. The L2 cache holds what is asked for this early. */
@@ -26,7 +26,17 @@ typedef void (*mm_dot)(const uint8_t *w, uint64_t row_bytes, uint64_t cols, uint
 /* n weights (a multiple of the block) at w to floats. */
 typedef void (*mm_dequant)(const uint8_t *w, float *dst, uint64_t n);
 
+/* A tile of a panel: panel[column][tile_rows], n columns, times nt <= tile_tokens rows of n floats at x, x + x_bytes, ...:
+ * out[t * tile_rows + r]. Each result is a sum in the order of columns, wherever it lies. */
+typedef void (*mm_tile)(const float *panel, uint64_t n, const uint8_t *x, uint64_t x_bytes, uint32_t nt,
+                        float *out);
+/* tile_rows rows of n floats at distance ld to panel[column][tile_rows]; reads up to the next multiple of 16 columns. */
+typedef void (*mm_turn)(const float *rows, uint64_t ld, uint64_t n, float *panel);
+
 typedef struct mm_ops {
+    uint32_t tile_rows, tile_tokens; /* rows: a divisor of MM_PANEL_ROWS */
+    mm_tile tile;
+    mm_turn turn;
     mm_dot dot_q8[MM_N_TYPES];    /* by ps_dtype; NULL for types without */
     mm_dot dot_float[MM_N_TYPES]; /* float weights (F32, F16, BF16) and float activations */
     mm_dequant dequant[MM_N_TYPES];

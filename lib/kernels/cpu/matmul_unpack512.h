@@ -166,4 +166,35 @@ MM_INLINE __m512i mm512_factor_lanes(ps_dtype type) {
                : _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
 }
 
+/* 16 rows of 16 dwords at `src` (row stride in bytes) to 16 dwords of 16 rows at dst. */
+MM_INLINE void mm512_transpose(const uint8_t *src, uint64_t stride, uint8_t *dst) {
+    __m512i a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+        a[i] = _mm512_loadu_si512(src + (uint64_t)i * stride);
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512i lo0 = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88),
+                hi0 = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
+        __m512i lo1 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
+        __m512i hi1 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
+        _mm512_storeu_si512(dst + i * 64, _mm512_shuffle_i32x4(lo0, lo1, 0x88));
+        _mm512_storeu_si512(dst + (i + 8) * 64, _mm512_shuffle_i32x4(lo0, lo1, 0xdd));
+        _mm512_storeu_si512(dst + (i + 4) * 64, _mm512_shuffle_i32x4(hi0, hi1, 0x88));
+        _mm512_storeu_si512(dst + (i + 12) * 64, _mm512_shuffle_i32x4(hi0, hi1, 0xdd));
+    }
+}
+
 #endif

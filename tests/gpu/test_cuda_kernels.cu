@@ -10,9 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/moe_rule.h"
 
 #define CK(x)                                                                                                \
     do {                                                                                                     \
@@ -111,6 +113,7 @@ struct test_case {
     ps_cuda_on on = {};
     std::vector<ps_seq_span> spans;
     uint64_t out_rows = 0;
+    bool in_place = false;                           /* dst is src 2, where there is one */
     void (*before_reference)(test_case &) = nullptr; /* may change what the reference is given */
 };
 
@@ -173,6 +176,8 @@ static double row_error(const ps_xarg &x, const uint8_t *got, const uint8_t *wan
                 } else if (x.fmt == PS_FMT_SEL) {
                     v[k] = (double)((const float *)p[k])[2 * i + 1] +
                            1000 * (double)((const int32_t *)p[k])[2 * i];
+                } else if (x.fmt == PS_FMT_I32) {
+                    v[k] = ((const int32_t *)p[k])[i];
                 } else {
                     v[k] = (double)((const float *)p[k])[i];
                 }
@@ -226,6 +231,8 @@ static void check(test_case &c, const spec &s, const char *what, fill how, bool 
     }
     d.positions = (const uint32_t *)m.to_device(c.a.positions, c.a.positions ? 4 * c.a.n_tokens : 0);
     d.outputs = (const uint32_t *)m.to_device(c.a.outputs, c.a.outputs ? 4 * c.a.n_tokens : 0);
+    d.resident =
+        (const uint32_t *)m.to_device(c.a.resident, c.a.resident ? (c.a.w[0].experts + 31) / 32 * 4 : 0);
     c.on.kv_bound = 0, c.on.span_rows = 0;
     const auto plane = [&](const ps_seq_span &sp, uint32_t dim) {
         return (size_t)sp.kv_rows * c.layer.n_head_kv * dim * 2;
@@ -244,8 +251,6 @@ static void check(test_case &c, const spec &s, const char *what, fill how, bool 
     uint64_t scratch = asked;
     if (s.op == PS_OP_ATTENTION && s.scratch.kv_chunk != 0)
         scratch = ps_cuda_attn_scratch(&c.layer, c.a.n_tokens, c.on.kv_bound);
-    if (s.op == PS_OP_MOE_DISPATCH && s.scratch.per_token_col == PS_CUDA_MAX_USED * 6)
-        scratch = c.a.n_tokens * (uint64_t)PS_CUDA_MAX_USED * (320 + 6 * c.a.w[0].rows);
     if (scratch > asked) {
         printf("FAILED %s, %s: the row asks for %llu bytes of scratch, %llu are needed\n", s.name, what,
                (unsigned long long)asked, (unsigned long long)scratch);
@@ -266,11 +271,15 @@ static void check(test_case &c, const spec &s, const char *what, fill how, bool 
         ps_cuda_on on = c.on;
         if (s.op == PS_OP_MOE_DISPATCH && way == 2) { /* addresses instead of a base, even experts in VRAM */
             const uint8_t *const *tables[3];
+            uint32_t taken[PS_MOE_WORDS];
+            ps_moe_select(&c.a, taken);
             for (int i = 0; i < 3; i++) {
                 const ps_warg &w = c.a.w[i];
                 const uint8_t *vram = (const uint8_t *)m.to_device(w.data, weight_bytes(w));
                 for (uint64_t e = 0; e < w.experts; e++)
-                    gate_table[i][e] = (e % 2 ? d.w[i].data : vram) + e * w.rows * w.row_bytes;
+                    gate_table[i][e] = ps_moe_takes(taken, (int64_t)e)
+                                           ? (e % 2 ? d.w[i].data : vram) + e * w.rows * w.row_bytes
+                                           : NULL;
                 tables[i] = (const uint8_t *const *)m.to_device(gate_table[i], w.experts * 8);
                 d.w[i].data = NULL;
             }
@@ -289,6 +298,10 @@ static void check(test_case &c, const spec &s, const char *what, fill how, bool 
             CK(cudaMalloc(&d.dst.data, out_bytes));
             m.device.push_back(d.dst.data);
             CK(cudaMemset(d.dst.data, 0xA5, out_bytes));
+            if (c.in_place && c.a.src[2].data) {
+                CK(cudaMemcpy(d.dst.data, c.a.src[2].data, out_bytes, cudaMemcpyHostToDevice));
+                d.src[2].data = d.dst.data;
+            }
         }
         if (ps_cuda_launch(s.id, &d, &on, &err) != PS_OK) {
             printf("FAILED %s, %s, %s: %s\n", s.name, what, fill_names[how], err.message);
@@ -342,8 +355,9 @@ static void check(test_case &c, const spec &s, const char *what, fill how, bool 
 
 static void test_rows(const spec &s, fill how) {
     static const uint32_t shapes[][3] = {/* tokens, cols, group */
-                                         {1, 4096, 0},  {3, 64, 0},   {2, 1024, 128}, {5, 96, 0},
-                                         {1, 14336, 0}, {7, 320, 64}, {33, 2048, 0}};
+                                         {1, 4096, 0},  {3, 64, 0},    {2, 1024, 128},
+                                         {5, 96, 0},    {1, 14336, 0}, {7, 320, 64},
+                                         {33, 2048, 0}, {2, 640, 0},   {4, 1792, 256}};
     for (const auto &sh : shapes)
         for (int residual = 0; residual < 2; residual++) {
             if (left_out((uint64_t)sh[0] * sh[1] * 16))
@@ -435,64 +449,7 @@ static void test_rope(const spec &s, fill how) {
 
 #include "attention_cases.cuh"
 
-static void test_moe(const spec &s, fill how) {
-    static const uint32_t shapes[][7] = {/* T, experts, used, cols, ff, first, n */
-                                         {1, 128, 8, 2048, 768, 0, 128},
-                                         {4, 16, 4, 256, 512, 3, 9},
-                                         {8, 8, 2, 512, 256, 0, 8},
-                                         {3, 5, 5, 1024, 1280, 1, 3},
-                                         {2, 6, 2, 256, 256, 0, 0}};
-    for (const auto &sh : shapes) {
-        if ((how != RANDOM || few) && sh[1] == 128)
-            continue;
-        test_case c;
-        c.a.model = &c.model, c.a.layer = &c.layer;
-        c.model.glu = sh[0] % 2 ? PS_GLU_SILU : PS_GLU_GELU_TANH;
-        c.out_rows = c.a.n_tokens = sh[0];
-        c.a.w[0] = weight(c, s.wtype, sh[3], sh[4], sh[1], 0.01f);
-        c.a.w[1] = weight(c, s.wtype, sh[3], sh[4], sh[1], 0.01f);
-        c.a.w[2] = weight(c, s.wtype, sh[4], sh[3], sh[1], 0.01f);
-        c.a.row0 = sh[5], c.a.n_rows = sh[6];
-        /* The gated unit squares: huge and tiny values leave the range of floats in any precision. */
-        const fill f = how == HUGE_VALUES ? OUTLIERS : how == TINY_VALUES ? EQUAL : how;
-        c.a.src[0] = source(c, s.in, sh[3], sh[0], f);
-        ps_xarg sel = new_act(c, PS_FMT_SEL, sh[2], sh[0]);
-        for (uint32_t t = 0; t < sh[0]; t++)
-            for (uint32_t k = 0; k < sh[2]; k++) {
-                int32_t e = (int32_t)((rnd() % sh[1]));
-                const float w = uniform() + 1.1f;
-                for (uint32_t j = 0; j < k; j++)
-                    if (((int32_t *)((uint8_t *)sel.data + t * sel.row_bytes))[2 * j] == e)
-                        e = (e + 1) % (int32_t)sh[1], j = UINT32_MAX;
-                memcpy((uint8_t *)sel.data + t * sel.row_bytes + 8 * k, &e, 4);
-                memcpy((uint8_t *)sel.data + t * sel.row_bytes + 8 * k + 4, &w, 4);
-            }
-        c.a.src[1] = sel;
-        if (sh[0] != 4)
-            c.a.src[2] = source(c, PS_FMT_F32, sh[3], sh[0], f);
-        c.a.dst = new_act(c, PS_FMT_F32, sh[3], sh[0]);
-        char what[96];
-        snprintf(what, sizeof what, "T %u, %u of %u experts, %u x %u, part %u + %u", sh[0], sh[2], sh[1],
-                 sh[3], sh[4], sh[5], sh[6]);
-        check(c, s, what, f);
-    }
-}
-
-static void test_route(const spec &s, fill how) {
-    static const uint32_t shapes[][3] = {{1, 128, 8}, {5, 8, 2}, {3, 60, 4}, {2, 32, 32}, {8, 512, 10}};
-    for (const auto &sh : shapes)
-        for (int norm = 0; norm < 2; norm++) {
-            test_case c;
-            c.a.model = &c.model, c.a.layer = &c.layer;
-            c.model.moe_norm_topk = norm;
-            c.out_rows = c.a.n_tokens = sh[0];
-            c.a.src[0] = source(c, PS_FMT_F32, sh[1], sh[0], how);
-            c.a.dst = new_act(c, PS_FMT_SEL, sh[2], sh[0]);
-            char what[96];
-            snprintf(what, sizeof what, "T %u, %u of %u, norm %d", sh[0], sh[2], sh[1], norm);
-            check(c, s, what, how);
-        }
-}
+#include "moe_cases.cuh"
 
 int main(int argc, char **argv) {
     int n_devices = 0;
@@ -543,6 +500,11 @@ int main(int argc, char **argv) {
                 break;
             case PS_OP_MOE_DISPATCH:
                 test_moe(s, how);
+                if (how == RANDOM)
+                    test_moe_chain(s);
+                break;
+            case PS_OP_SAMPLE:
+                test_argmax(s, how);
                 break;
             case PS_OP_MOE_ROUTE:
                 test_route(s, how);
@@ -558,6 +520,13 @@ int main(int argc, char **argv) {
         const int before = n_failed, cases = n_cases;
         test_copy();
         printf("%-28s %4d cases, %s\n", "cuda.copy", n_cases - cases,
+               n_failed == before ? "passed" : "FAILED");
+    }
+    if (!only || strstr("cuda.topk", only)) {
+        const int before = n_failed, cases = n_cases;
+        for (int f = 0; f < N_FILLS; f++)
+            test_topk((fill)f);
+        printf("%-28s %4d cases, %s\n", "cuda.topk", n_cases - cases,
                n_failed == before ? "passed" : "FAILED");
     }
     printf("%d kernels, %d cases, %d failed\n", n_kernels, n_cases, n_failed);

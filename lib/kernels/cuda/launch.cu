@@ -41,6 +41,7 @@ extern "C" ps_status ps_cuda_load_all(ps_error *err) {
         if (s != PS_OK)
             return s;
     }
-    const row copy = {0, "copy", nullptr};
-    return report(copy, psc::load_copy_rows(), err);
+    const row copy = {0, "copy", nullptr}, topk = {0, "topk", nullptr};
+    const ps_status s = report(copy, psc::load_copy_rows(), err);
+    return s != PS_OK ? s : report(topk, psc::load_topk(), err);
 }

@@ -2,6 +2,7 @@
 #ifndef PS_KERNELS_CUDA_LAUNCH_CUH
 #define PS_KERNELS_CUDA_LAUNCH_CUH
 
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/cuda_kernels.h"
@@ -30,6 +31,9 @@ cudaError_t launch_gemm(const ps_kargs *a, const ps_cuda_on *on);
 enum { MATMUL_TILES = 4 };
 cudaError_t launch_matmul_tile(const ps_kargs *a, const ps_cuda_on *on, uint32_t tile);
 cudaError_t launch_moe(const ps_kargs *a, const ps_cuda_on *on);
+cudaError_t launch_moe_many(const ps_kargs *a, const ps_cuda_on *on);
+cudaError_t launch_argmax(const ps_kargs *a, const ps_cuda_on *on);
+cudaError_t load_topk();
 cudaError_t load_copy_rows();
 
 /* Rows of an activation on the device. */
@@ -52,6 +56,41 @@ inline cudaStream_t stream_of(const ps_cuda_on *on) {
 template <class F> cudaError_t load(F *kernel) {
     cudaFuncAttributes attr;
     return cudaFuncGetAttributes(&attr, (const void *)kernel);
+}
+
+/* Sum and maximum over a warp in a fixed tree; every lane gets them. */
+__device__ __forceinline__ float all_lanes_sum(float v) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1)
+        v += __shfl_xor_sync(0xffffffffu, v, o);
+    return v;
+}
+__device__ __forceinline__ float all_lanes_max(float v) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1)
+        v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, o));
+    return v;
+}
+/* The same over a block; shared: 32 floats. */
+__device__ __forceinline__ float block_sum(float v, float *shared) {
+    const uint32_t lane = threadIdx.x & 31;
+    v = all_lanes_sum(v);
+    if (lane == 0)
+        shared[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = all_lanes_sum(lane < blockDim.x / 32 ? shared[lane] : 0.0f);
+    __syncthreads();
+    return v;
+}
+__device__ __forceinline__ float block_max(float v, float *shared) {
+    const uint32_t lane = threadIdx.x & 31;
+    v = all_lanes_max(v);
+    if (lane == 0)
+        shared[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = all_lanes_max(lane < blockDim.x / 32 ? shared[lane] : -INFINITY);
+    __syncthreads();
+    return v;
 }
 
 /* Quantise the 32 values that the lanes of a warp hold, group g of a Q8 row: lib/model/dtype.h. */
@@ -86,12 +125,17 @@ __device__ __forceinline__ void quantize_four(const rows &dst, uint64_t t, uint3
     for (int o = 4; o; o >>= 1)
         amax = fmaxf(amax, __shfl_xor_sync(mask, amax, o));
     const float d = __fdiv_rn(amax, 127.0f);
+    /* Where amax is small or large, in two factors, as above. */
+    const bool plain = amax > 1e-30f && amax < 1e30f;
+    const float inv = plain ? __fdiv_rn(127.0f, amax) : 0;
     const float f[4] = {v.x, v.y, v.z, v.w};
     int sum = 0;
     uint32_t word = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int q = amax > 0 ? __float2int_rn(__fmul_rn(__fdiv_rn(f[i], amax), 127.0f)) : 0;
+        int q = __float2int_rn(__fmul_rn(f[i], inv));
+        if (!plain)
+            q = amax > 0 ? __float2int_rn(__fmul_rn(__fdiv_rn(f[i], amax), 127.0f)) : 0;
         sum += q;
         word |= ((uint32_t)q & 255) << 8 * i;
     }
@@ -106,6 +150,27 @@ __device__ __forceinline__ void quantize_four(const rows &dst, uint64_t t, uint3
         ((float *)(row + d_off))[col / 32] = d;
         ((float *)(row + s_off))[col / 32] = __fmul_rn(d, (float)sum);
     }
+}
+
+/* The scale of an F16S row whose largest finite magnitude is amax (lib/model/dtype.h): a power of two. */
+__device__ __forceinline__ float f16s_scale(float amax) {
+    if (!(amax > 32768.0f))
+        return 1;
+    int e;
+    const float m = frexpf(amax, &e); /* amax = m 2^e, m in [1/2, 1) */
+    return ldexpf(1.0f, m == 0.5f ? e - 16 : e - 15);
+}
+/* |v|, or 0 where it is no finite number: that has no part in the scale. */
+__device__ __forceinline__ float finite_abs(float v) {
+    const float x = fabsf(v);
+    return x <= 3.402823466e38f ? x : 0.0f;
+}
+__device__ __forceinline__ uint32_t two_halfs(float a, float b) {
+    return (uint32_t)__half_as_ushort(__float2half_rn(a)) | (uint32_t)__half_as_ushort(__float2half_rn(b))
+                                                                << 16;
+}
+__device__ __forceinline__ void store_scale(const rows &y, uint64_t t, float scale) {
+    *(float *)(y.data + t * y.stride + ((2 * (uint64_t)y.cols + 63) & ~63ull)) = scale;
 }
 
 /* act(g) * u of the gated unit; exact functions: the fast ones miss the tolerance. */

@@ -18,7 +18,15 @@ Test(registry, few_tokens_and_many_have_their_own_rows) {
     cr_assert_not_null(many);
     cr_assert_neq(one->spec.id, many->spec.id);
     cr_assert_null(ps_kernel_choose(PS_OP_RMSNORM, PS_DTYPE_Q4_K, PS_FMT_F32, PS_FMT_F32, PS_DEV_CPU, 1));
-    cr_assert_null(ps_kernel_choose(PS_OP_SAMPLE, PS_DTYPE_NONE, PS_FMT_F32, PS_FMT_I32, PS_DEV_CUDA, 1));
+    cr_assert_null(ps_kernel_choose(PS_OP_SAMPLE, PS_DTYPE_NONE, PS_FMT_F16, PS_FMT_I32, PS_DEV_CUDA, 1));
+    const ps_kernel *few =
+        ps_kernel_choose(PS_OP_MOE_DISPATCH, PS_DTYPE_Q4_0, PS_FMT_Q8, PS_FMT_F32, PS_DEV_CUDA, 8);
+    const ps_kernel *more =
+        ps_kernel_choose(PS_OP_MOE_DISPATCH, PS_DTYPE_Q4_0, PS_FMT_F16S, PS_FMT_F32, PS_DEV_CUDA, 9);
+    cr_assert_not_null(few);
+    cr_assert_not_null(more);
+    cr_assert_eq(few->spec.id, 2202);
+    cr_assert_eq(more->spec.id, 2502);
 }
 
 Test(registry, a_variant_for_every_level) {

@@ -83,8 +83,6 @@ static ps_status find_columns(const ps_walk *c, const ps_here *h, const ps_op_de
         *out = columns_of(ps_walk_buffer(c, in->dst));
     if (in->n_rows == 0 || h->rule->range == PS_RANGE_EXPERTS)
         return PS_OK;
-    if (h->rule->range == PS_RANGE_NONE)
-        return ps_walk_fail(c, h, "the operation takes no range");
     uint64_t unit = 1;
     if (h->rule->range == PS_RANGE_HEADS) {
         const ps_layer *layer = &c->model->layers[h->layer];
@@ -295,8 +293,6 @@ static ps_status pass_through(ps_walk *c, const ps_here *h) {
     if (c->gathered && !h->outputs)
         return ps_walk_fail(c, h, "only rows of the outputs can be worked on behind gather");
     if (h->in->n_rows != 0) {
-        if (h->rule->range == PS_RANGE_NONE)
-            return ps_walk_fail(c, h, "the operation takes no range");
         ps_status status = cut_columns(c, h, cols.end, 1, &cols);
         if (status != PS_OK)
             return status;

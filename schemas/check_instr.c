@@ -162,6 +162,8 @@ static ps_status check_operands(const ps_walk *c, const ps_here *h) {
 }
 
 ps_status ps_walk_check_instr(const ps_walk *c, ps_here *h) {
+    if (h->in->n_rows != 0 && h->rule->range == PS_RANGE_NONE)
+        return ps_walk_fail(c, h, "the operation takes no range");
     ps_status status = check_operands(c, h);
     if (status == PS_OK)
         status = check_kernel(c, h);

@@ -70,7 +70,7 @@ static inline uint32_t pb_kernel(pb *b, ps_op op, ps_dtype wtype, ps_fmt in, ps_
     if (op == PS_OP_MATMUL && device == PS_DEV_CPU)
         k->scratch = (ps_scratch_coef){.base = 64, .per_token = 8, .per_token_col = 1, .per_thread = 16};
     if (op == PS_OP_ATTENTION && device == PS_DEV_CUDA)
-        k->scratch = (ps_scratch_coef){.base = 64, .kv_chunk = 32, .per_token_col_chunk = 4};
+        k->scratch = (ps_scratch_coef){.base = 64, .kv_chunk = 4096, .per_token_col_chunk = 1};
     return k->id;
 }
 

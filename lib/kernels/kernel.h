@@ -43,7 +43,8 @@ ps_cpu_level ps_cpu_level_detect(void);
 
 /* A weight operand: rows [row0, row0 + n_rows) of the matrix `data` points to (first row = row 0). row_bytes may be more
  * than its columns take, so that a range of columns of a larger matrix is a matrix too (MATMUL; with sources as wide as
- * that range). */
+ * that range). Of several experts `data` points to where expert 0 is: expert e is at data + e * rows * row_bytes, also where
+ * only experts [row0, row0 + n_rows) are there, as in a slot: then data lies before the memory that is read. */
 typedef struct ps_warg {
     const uint8_t *data; /* NULL if absent */
     ps_dtype type;

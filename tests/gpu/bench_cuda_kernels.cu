@@ -262,88 +262,13 @@ static void bench_attention(double hbm) {
     bench_prefill(2044, "attention.flash.q8", PS_FMT_Q8, 4096);
 }
 
-static void bench_rows() {
-    ps_model model = {};
-    model.norm_eps = 1e-5f;
-    model.moe_norm_topk = true;
-    ps_layer l = {};
-    l.n_head = 32, l.n_head_kv = 8, l.head_dim_k = l.head_dim_v = l.rope_dims = 128, l.rope_base = 500000,
-    l.rope_scale = 1;
-    ps_kargs a = {};
-    a.model = &model, a.layer = &l;
-    a.n_tokens = 1;
-    a.positions = (const uint32_t *)(work + (8 << 20));
-    ps_cuda_on on = {};
-    on.stream = stream;
-    a.src[0] = a.src[1] = {work, PS_FMT_F32, 4096, 16384};
-    a.src[1].data = NULL;
-    a.dst = {work + (1 << 20), PS_FMT_F32, 4096, 16384};
-    a.w[0] = {work + (2 << 20), PS_DTYPE_F32, 4096, 1, 1, 16384};
-    const auto one = [&](const char *name, uint32_t id) {
-        line(name, "4096 columns, 1 token", measure(100, 15, [&](int) { launch(id, a, on); }), 3 * 16384, 0);
-    };
-    one("rmsnorm.f32", 2010);
-    a.dst.fmt = PS_FMT_Q8;
-    one("rmsnorm.q8", 2011);
-    one("convert.q8", 2070);
-    a.src[1] = a.src[0];
-    one("glu.q8", 2051);
-    a.dst.fmt = PS_FMT_F32;
-    one("add", 2060);
-    a.w[0].data = NULL;
-    one("rope", 2020);
-    a.src[0].cols = 128, a.dst = {work + (1 << 20), PS_FMT_SEL, 8, 64};
-    line("moe_route", "8 of 128, 1 token", measure(100, 15, [&](int) { launch(2090, a, on); }), 1024, 0);
-}
+#include "bench_rows.cuh"
 
-static void bench_moe() {
-    ps_model model = {};
-    model.norm_eps = 1e-5f;
-    static const type_row rows[] = {{2202, PS_DTYPE_Q4_0, "q4_0", false}, {2201, PS_DTYPE_F16, "f16", false}};
-    for (const type_row &t : rows)
-        for (uint32_t T = 1; T <= 8; T *= 2) {
-            const uint32_t cols = 2048, ff = 768, experts = 128, used = 8;
-            const bool q8 = t.type == PS_DTYPE_Q4_0;
-            ps_kargs a = {};
-            a.model = &model;
-            a.n_tokens = T;
-            a.n_rows = experts;
-            ps_dtype_bytes(t.type, cols, &a.w[0].row_bytes);
-            ps_dtype_bytes(t.type, ff, &a.w[2].row_bytes);
-            a.w[0] = {NULL, t.type, cols, ff, experts, a.w[0].row_bytes};
-            a.w[1] = a.w[0];
-            a.w[2] = {NULL, t.type, ff, cols, experts, a.w[2].row_bytes};
-            const uint64_t bytes = a.w[0].row_bytes * ff * experts;
-            const ps_fmt fmt = q8 ? PS_FMT_Q8 : PS_FMT_F32;
-            a.src[0] = {work, fmt, cols, ps_fmt_row_bytes(fmt, cols)};
-            a.src[1] = {work + (1 << 20), PS_FMT_SEL, used, 64};
-            a.dst = {work + (2 << 20), PS_FMT_F32, cols, 8192};
-            a.scratch = work + (16 << 20);
-            /* Every launch takes other experts, and there are several layers. */
-            const int n_layers = (int)(weights_bytes / (3 * bytes)), n = 16 * n_layers;
-            std::vector<uint8_t> sel((size_t)n * 64 * T);
-            for (int i = 0; i < n; i++)
-                for (uint32_t k = 0; k < T * used; k++) {
-                    const int32_t e =
-                        (int32_t)((i / n_layers * 8 + (int)(k % used) + 24 * (int)(k / used)) % 128);
-                    const float w = 0.125f;
-                    memcpy(&sel[(size_t)i * 64 * T + 8 * k], &e, 4);
-                    memcpy(&sel[(size_t)i * 64 * T + 8 * k + 4], &w, 4);
-                }
-            CK(cudaMemcpy(a.src[1].data, sel.data(), sel.size(), cudaMemcpyHostToDevice));
-            ps_cuda_on on = {};
-            on.stream = stream;
-            const double us = measure(n, 7, [&](int i) {
-                const uint8_t *base = weights + (uint64_t)(i % n_layers) * 3 * bytes;
-                a.w[0].data = base, a.w[1].data = base + bytes, a.w[2].data = base + 2 * bytes;
-                a.src[1].data = work + (1 << 20) + (size_t)i * 64 * T;
-                launch(t.id, a, on);
-            });
-            char name[64], shape[64];
-            snprintf(name, sizeof name, "moe.%s", t.name);
-            snprintf(shape, sizeof shape, "8 of 128, 2048 x 768, %u tokens", T);
-            line(name, shape, us, 3.0 * (double)bytes / experts * used * T, 0);
-        }
+static void fill_all() {
+    /* Bits that are small numbers whatever they are read as: no exponent is large, no half is NaN. */
+    fill_random<<<4096, 256, 0, stream>>>((uint32_t *)weights, weights_bytes / 4, 0x3bff3bffu, 0);
+    fill_random<<<4096, 256, 0, stream>>>((uint32_t *)work, work_bytes / 4, 0x3b7f3b7fu, 0x04000400u);
+    CK(cudaStreamSynchronize(stream));
 }
 
 int main(int argc, char **argv) {
@@ -368,10 +293,7 @@ int main(int argc, char **argv) {
     CK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CK(cudaMalloc(&weights, weights_bytes));
     CK(cudaMalloc(&work, work_bytes));
-    /* Bits that are small numbers whatever they are read as: no exponent is large, no half is NaN. */
-    fill_random<<<4096, 256, 0, stream>>>((uint32_t *)weights, weights_bytes / 4, 0x3bff3bffu, 0);
-    fill_random<<<4096, 256, 0, stream>>>((uint32_t *)work, work_bytes / 4, 0x3b7f3b7fu, 0x04000400u);
-    CK(cudaStreamSynchronize(stream));
+    fill_all();
     const double us = measure(4, 9, [&](int i) {
         read_all<<<2112, 512, 0, stream>>>((const uint4 *)(weights + (size_t)i % 2 * (weights_bytes / 2)),
                                            weights_bytes / 32, (uint32_t *)work);
@@ -384,10 +306,14 @@ int main(int argc, char **argv) {
         bench_matmul();
     if (wanted("attention"))
         bench_attention(hbm);
-    if (wanted("rows"))
-        bench_rows();
-    if (wanted("moe"))
+    if (wanted("rows")) {
+        bench_rows(hbm);
+        fill_all(); /* it writes where weights are */
+    }
+    if (wanted("moe")) {
         bench_moe();
+        bench_moe_many();
+    }
     if (!json)
         printf("%d targets missed\n", n_missed);
     return n_missed != 0;

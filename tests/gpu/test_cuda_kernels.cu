@@ -485,7 +485,7 @@ int main(int argc, char **argv) {
                 if (s.in == PS_FMT_F16S)
                     test_matmul(s, how);
                 else
-                    test_matvec(s, how);
+                    test_matvec(s, how), test_matvec_ranges(s, how);
                 break;
             case PS_OP_ROPE:
                 test_rope(s, how);

@@ -172,8 +172,8 @@ ps_status ps_cuda_topk(const ps_xarg *logits, uint32_t n_rows, uint32_t k, ps_cu
 #define PS_CUDA_MATVEC_Q(X, id, text, type)                                                                  \
     X(id, "cuda.matvec." text ".q8", MATMUL, type, Q8, F32, 1, PS_CUDA_MATVEC_TOKENS, 1e-5f, matvec, 0, 0,   \
       0, 0, 0, 0, 0, 0)
-/* Many token rows: on tensor cores, weights rounded to halves (two roundings of 2^-11 at most) except those that are halves
- * already. PS_CUDA_MATMUL_F: types of a wider range, scaled by a float per row in scratch. PS_CUDA_GEMM: by cuBLAS. */
+/* Many token rows: on tensor cores, weights rounded to halves (three roundings of 2^-11 of a group's largest at most) except those
+ * that are halves already. PS_CUDA_MATMUL_F: types of a wider range, scaled by a float per row in scratch. PS_CUDA_GEMM: by cuBLAS. */
 #define PS_CUDA_MATMUL(X, id, text, type, tolerance)                                                         \
     X(id, "cuda.matmul." text ".f16s", MATMUL, type, F16S, F32, PS_CUDA_MATVEC_TOKENS + 1, UINT32_MAX,       \
       tolerance, matmul, 0, 0, 0, 0, 0, 0, 0, 0)

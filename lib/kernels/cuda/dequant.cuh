@@ -193,7 +193,7 @@ struct half_q5_0 : nibble_blocks {
 };
 
 struct half_q5_1 : nibble_blocks {
-    static constexpr int BYTES = 192, ALIGN = 4;
+    static constexpr int UNITS = 2, BYTES = 96, ALIGN = 4;
     PSC_BOTH void make(const uint8_t *load, uint32_t unit, uint32_t part, float, uint32_t (&out)[8],
                        uint32_t (&)[8]) {
         const uint8_t *b = load + 48 * unit + 24 * (part >> 1);
@@ -208,7 +208,7 @@ struct half_q5_1 : nibble_blocks {
 };
 
 struct half_q8_0 : plain_order {
-    static constexpr int UNITS = 4, BYTES = 272, ALIGN = 2;
+    static constexpr int UNITS = 2, BYTES = 136, ALIGN = 2;
     PSC_BOTH void make(const uint8_t *load, uint32_t unit, uint32_t part, float, uint32_t (&out)[8],
                        uint32_t (&)[8]) {
         const uint8_t *b = load + 68 * unit + 34 * (part >> 1);

@@ -396,7 +396,7 @@ __device__ __forceinline__ void dot_rows(const uint8_t *const (&row)[R], const u
     }
 }
 
-/* Float weights. A unit is 16 bytes; rows that are no multiple of 16 bytes go element by element. */
+/* Float weights. A unit is 16 bytes; rows that are no multiple of 16 bytes, or begin at none, go element by element. */
 struct type_f32 {
     static constexpr int N = 4, BYTES = 4;
     static __device__ __forceinline__ void decode(uint4 v, float (&f)[4]) {
@@ -437,7 +437,11 @@ template <class W, int R, int T, int UNROLL>
 __device__ __forceinline__ void dot_rows_f(const uint8_t *const (&row)[R], uint32_t cols,
                                            const float *const (&x)[T], float (&acc)[R][T]) {
     const uint32_t lane = threadIdx.x & 31;
-    if (cols % W::N) {
+    uintptr_t starts = 0;
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        starts |= (uintptr_t)row[r];
+    if (cols % W::N || starts % 16) {
         for (uint32_t c = lane; c < cols; c += 32)
 #pragma unroll
             for (int r = 0; r < R; r++) {

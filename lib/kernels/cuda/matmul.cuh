@@ -35,7 +35,7 @@ struct matmul_kernel {
         rate; /* of its arithmetic, relative to the others, by bytes of shared memory that a product moves */
 };
 struct matmul_family {
-    matmul_kernel tile[MATMUL_TILES]; /* fn NULL: not made for this type; in descending size */
+    matmul_kernel tile[MATMUL_TILES]; /* fn NULL: not made for this type */
 };
 /* Of each weight type; files matmul_*.cu. */
 extern const matmul_family matmul_q4_0, matmul_q4_1, matmul_q5_0, matmul_q5_1, matmul_q8_0, matmul_q4_k,
@@ -47,6 +47,7 @@ template <int TOKENS_, int ROWS_, int M_, int N_, int STAGES_, int BLOCKS_> stru
     static constexpr int TOKENS = TOKENS_, ROWS = ROWS_, M = M_, N = N_, STAGES = STAGES_, BLOCKS = BLOCKS_;
     static constexpr int WARPS_M = TOKENS / M, WARPS_N = ROWS / N, THREADS = 32 * WARPS_M * WARPS_N;
 };
+using tile_wide = matmul_tile<128, 256, 64, 64, 3, 1>;
 using tile_large = matmul_tile<256, 128, 64, 64, 3, 1>;
 using tile_square = matmul_tile<128, 128, 64, 64, 2, 2>;
 using tile_medium = matmul_tile<128, 64, 32, 32, 2, 2>;
@@ -290,8 +291,16 @@ template <class W, class C> constexpr matmul_kernel matmul_of(float rate) {
     return {matmul<W, C>, C::TOKENS, C::ROWS, C::THREADS, matmul_layout<W, C>::BYTES, rate};
 }
 #define PSC_MATMUL_FAMILY(name, W)                                                                           \
-    const matmul_family name = {{matmul_of<W, tile_large>(1.0f), matmul_of<W, tile_square>(0.85f),           \
-                                 matmul_of<W, tile_medium>(0.6f), matmul_of<W, tile_small>(0.35f)}}
+    const matmul_family name = {{matmul_of<W, tile_wide>(1.0f), matmul_of<W, tile_large>(0.97f),             \
+                                 matmul_of<W, tile_square>(0.85f), matmul_of<W, tile_medium>(0.6f),          \
+                                 matmul_of<W, tile_small>(0.35f)}}
+/* Types whose packed rows leave no room for, or gain nothing from, more rows than tokens. */
+#define PSC_MATMUL_NARROW(name, W)                                                                           \
+    const matmul_family name = {{{},                                                                         \
+                                 matmul_of<W, tile_large>(1.0f),                                             \
+                                 matmul_of<W, tile_square>(0.85f),                                           \
+                                 matmul_of<W, tile_medium>(0.6f),                                            \
+                                 matmul_of<W, tile_small>(0.35f)}}
 
 } // namespace psc
 #endif

@@ -2,8 +2,8 @@
 #include "kernels/cuda/matmul.cuh"
 
 namespace psc {
-PSC_MATMUL_FAMILY(matmul_f16, half_f16);
-PSC_MATMUL_FAMILY(matmul_bf16, half_bf16);
-const matmul_family matmul_f16_any = {{{}, {}, {}, matmul_of<half_f16_any, tile_small>(0.35f)}};
-const matmul_family matmul_f32 = {{{}, {}, {}, matmul_of<half_f32, tile_small>(0.35f)}};
+PSC_MATMUL_NARROW(matmul_f16, half_f16);
+PSC_MATMUL_NARROW(matmul_bf16, half_bf16);
+const matmul_family matmul_f16_any = {{{}, {}, {}, {}, matmul_of<half_f16_any, tile_small>(0.35f)}};
+const matmul_family matmul_f32 = {{{}, {}, {}, {}, matmul_of<half_f32, tile_small>(0.35f)}};
 } // namespace psc

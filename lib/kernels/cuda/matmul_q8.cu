@@ -3,5 +3,5 @@
 
 namespace psc {
 PSC_MATMUL_FAMILY(matmul_q8_0, half_q8_0);
-PSC_MATMUL_FAMILY(matmul_q6_k, half_q6_k);
+PSC_MATMUL_NARROW(matmul_q6_k, half_q6_k);
 } // namespace psc

@@ -15,7 +15,7 @@
 namespace psc {
 namespace {
 
-enum { SORT_THREADS = 256, NO_ROW = -1, GATHER_THREADS = 128 };
+enum { SORT_THREADS = 1024, SORT_LOADS = 4, NO_ROW = -1, GATHER_THREADS = 128 };
 
 struct sort_args {
     choice of;
@@ -43,6 +43,14 @@ __device__ __forceinline__ uint32_t block_count(uint32_t v, uint32_t *shared) {
     return v;
 }
 
+/* Experts of pairs p, p + step, ..., as many as are on their way at a time; -1 from `end` on. */
+__device__ __forceinline__ void sort_load(const choice &c, uint32_t p, uint32_t step, uint32_t end,
+                                          int32_t (&e)[SORT_LOADS]) {
+#pragma unroll
+    for (int i = 0; i < SORT_LOADS; i++, p += step)
+        e[i] = p < end ? selection_row(c, p / c.used)[p % c.used].expert : -1;
+}
+
 /* A block per expert of the range, which finds all by itself: every block counts the selections of all experts, so it knows
  * where its own begin. Counts do not depend on the order of atomics; places are given in order of pairs. */
 __global__ void __launch_bounds__(SORT_THREADS) sort(sort_args a) {
@@ -50,13 +58,16 @@ __global__ void __launch_bounds__(SORT_THREADS) sort(sort_args a) {
     __shared__ uint32_t count[PS_MAX_EXPERTS], selected[32], taken[32], shared[32], starts[WARPS];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, pairs = a.of.n_tokens * a.of.used,
                    me = a.of.first + blockIdx.x;
-    for (uint32_t e = threadIdx.x; e < PS_MAX_EXPERTS; e += SORT_THREADS)
-        count[e] = 0;
+    for (uint32_t i = threadIdx.x; i < PS_MAX_EXPERTS; i += SORT_THREADS)
+        count[i] = 0;
     __syncthreads();
-    for (uint32_t p = threadIdx.x; p < pairs; p += SORT_THREADS) {
-        const int32_t e = selection_row(a.of, p / a.of.used)[p % a.of.used].expert;
-        if (e >= 0 && (uint32_t)e < a.of.n_experts)
-            atomicAdd(&count[e], 1u);
+    int32_t e[SORT_LOADS];
+    for (uint32_t p = threadIdx.x; p < pairs; p += SORT_THREADS * SORT_LOADS) {
+        sort_load(a.of, p, SORT_THREADS, pairs, e);
+#pragma unroll
+        for (int i = 0; i < SORT_LOADS; i++)
+            if (e[i] >= 0 && (uint32_t)e[i] < a.of.n_experts)
+                atomicAdd(&count[e[i]], 1u);
     }
     __syncthreads();
     for (uint32_t w = warp; w < 32; w += WARPS) {
@@ -69,10 +80,10 @@ __global__ void __launch_bounds__(SORT_THREADS) sort(sort_args a) {
         taken[lane] = part_word(a.of, selected[lane]);
     __syncthreads();
     uint32_t before = 0, tiles_before = 0, tiles = 0;
-    for (uint32_t e = threadIdx.x; e < PS_MAX_EXPERTS; e += SORT_THREADS) {
-        const uint32_t n = taken[e / 32] >> e % 32 & 1 ? count[e] : 0, t = (n + a.tile - 1) / a.tile;
-        before += e < me ? n : 0;
-        tiles_before += e < me ? t : 0;
+    for (uint32_t i = threadIdx.x; i < PS_MAX_EXPERTS; i += SORT_THREADS) {
+        const uint32_t n = taken[i / 32] >> i % 32 & 1 ? count[i] : 0, t = (n + a.tile - 1) / a.tile;
+        before += i < me ? n : 0;
+        tiles_before += i < me ? t : 0;
         tiles += t;
     }
     before = block_count(before, shared);
@@ -93,12 +104,13 @@ __global__ void __launch_bounds__(SORT_THREADS) sort(sort_args a) {
     /* A warp's pairs lie one behind the other. */
     const uint32_t per_warp = (pairs + SORT_THREADS - 1) / SORT_THREADS * 32, from = warp * per_warp,
                    to = min(pairs, from + per_warp);
-    const auto is_mine = [&](uint32_t p) {
-        return p < to && selection_row(a.of, p / a.of.used)[p % a.of.used].expert == (int32_t)me;
-    };
     uint32_t mine = 0;
-    for (uint32_t p = from + lane; p < to; p += 32)
-        mine += is_mine(p);
+    for (uint32_t p = from + lane; p < to; p += 32 * SORT_LOADS) {
+        sort_load(a.of, p, 32, to, e);
+#pragma unroll
+        for (int i = 0; i < SORT_LOADS; i++)
+            mine += e[i] == (int32_t)me;
+    }
 #pragma unroll
     for (int o = 16; o; o >>= 1)
         mine += __shfl_xor_sync(0xffffffffu, mine, o);
@@ -107,14 +119,17 @@ __global__ void __launch_bounds__(SORT_THREADS) sort(sort_args a) {
     __syncthreads();
     for (uint32_t w = 0; w < warp; w++)
         before += starts[w];
-    for (uint32_t p0 = from; p0 < to; p0 += 32) {
-        const uint32_t p = p0 + lane;
-        const bool here = is_mine(p);
-        const uint32_t all = __ballot_sync(0xffffffffu, here);
-        const uint32_t at = before + (uint32_t)__popc(all & ((1u << lane) - 1));
-        if (here)
-            a.row[at] = p / a.of.used, a.place[p] = at;
-        before += (uint32_t)__popc(all);
+    for (uint32_t p0 = from; p0 < to; p0 += 32 * SORT_LOADS) {
+        sort_load(a.of, p0 + lane, 32, to, e);
+#pragma unroll
+        for (int i = 0; i < SORT_LOADS; i++) {
+            const bool here = e[i] == (int32_t)me;
+            const uint32_t p = p0 + 32 * i + lane, all = __ballot_sync(0xffffffffu, here);
+            const uint32_t at = before + (uint32_t)__popc(all & ((1u << lane) - 1));
+            if (here)
+                a.row[at] = p / a.of.used, a.place[p] = at;
+            before += (uint32_t)__popc(all);
+        }
     }
 }
 

@@ -118,7 +118,8 @@ static ps_status read_slot(ps_walk *c, const ps_here *h, uint16_t b, const ps_we
                             ps_role_get(slot->range.role)->name, slot->range.layer);
     if (c->gathered && !slot->in_tail)
         slot->tail = slot->filled;
-    return slot_race(c, h, ps_slot_read(&c->state, b, &other), b, other);
+    ps_check_why why = ps_slot_read(&c->state, b, &other);
+    return slot_race(c, h, why, b, other);
 }
 
 static ps_status check_resident(const ps_walk *c, const ps_here *h, const ps_weight_range *range) {
@@ -126,9 +127,9 @@ static ps_status check_resident(const ps_walk *c, const ps_here *h, const ps_wei
     if (!ps_weight_range_bytes(c->model, range, &bytes, NULL))
         return ps_walk_fail(c, h, "columns of %s are not at blocks and %d bytes", ps_role_get(range->role)->name,
                             PS_SLOT_ROW_ALIGN);
-    /* A mixture takes what is resident from VRAM and the rest from the host, unless all is said to be in VRAM. */
+    /* A mixture takes what is resident from VRAM and the rest from the host, where its placement lets it. */
     bool mixture = h->in->op == PS_OP_MOE_DISPATCH;
-    if (mixture && c->level->placement[h->shard] != PS_PLACE_VRAM)
+    if (mixture && (placement_uses[c->level->placement[h->shard]] & USE_HOST) != 0)
         return PS_OK;
     ps_weight_range r = *range;
     for (uint64_t i = 0; mixture && i < range->n_rows; i++) {
@@ -205,7 +206,8 @@ static ps_status fill_slot(ps_walk *c, const ps_here *h, uint16_t b) {
     uint64_t other = 0;
     if (ps_slot_alive(&c->state, b) && slot->kind == PS_SLOT_KV && slot->stored && !slot->brought)
         return ps_walk_fail(c, h, "slot %u has KV of layer %u that is not home yet", b, slot->layer);
-    return slot_race(c, h, ps_slot_fill(&c->state, b, &other), b, other);
+    ps_check_why why = ps_slot_fill(&c->state, b, &other);
+    return slot_race(c, h, why, b, other);
 }
 
 ps_status ps_walk_copy_weight(ps_walk *c, const ps_here *h) {
@@ -352,7 +354,8 @@ ps_status ps_walk_copy_kv(ps_walk *c, const ps_here *h) {
         return status;
     if (kv->where != h->in->kv || kv->n_stored != c->n_tiles || slot->brought)
         return ps_walk_fail(c, h, "KV goes home once, when the rows of all tiles are in the slot");
-    status = slot_race(c, h, ps_slot_read(&c->state, b, &other), b, other);
+    ps_check_why why = ps_slot_read(&c->state, b, &other);
+    status = slot_race(c, h, why, b, other);
     if (status == PS_OK)
         status = write_home(c, h);
     slot->brought = kv->home = true;
@@ -374,7 +377,8 @@ static ps_status store_kv(ps_walk *c, const ps_here *h) {
     }
     uint16_t b = (uint16_t)(h->in->kv - PS_KV_SLOT);
     slot_of(c, b)->stored = true;
-    return slot_race(c, h, ps_slot_store(&c->state, b, is_ring(c, h->layer), &other), b, other);
+    ps_check_why why = ps_slot_store(&c->state, b, is_ring(c, h->layer), &other);
+    return slot_race(c, h, why, b, other);
 }
 
 static ps_status attend(ps_walk *c, const ps_here *h) {
@@ -389,7 +393,8 @@ static ps_status attend(ps_walk *c, const ps_here *h) {
     if (h->in->kv == PS_KV_HOME)
         return read_home(c, h);
     uint16_t b = (uint16_t)(h->in->kv - PS_KV_SLOT);
-    return slot_race(c, h, ps_slot_read(&c->state, b, &other), b, other);
+    ps_check_why why = ps_slot_read(&c->state, b, &other);
+    return slot_race(c, h, why, b, other);
 }
 
 ps_status ps_walk_use_kv(ps_walk *c, const ps_here *h) {

@@ -330,7 +330,7 @@ static inline void pb_tier(pb *b, ps_level *level, ps_tier *t, uint64_t arena0[2
     t->buffer_offset = pb_array(b, p->n_buffers, sizeof *t->buffer_offset);
     t->block_period_empty_s = pb_array(b, p->n_blocks, sizeof *t->block_period_empty_s);
     t->block_period_full_s = pb_array(b, p->n_blocks, sizeof *t->block_period_full_s);
-    t->predicted = pb_array(b, p->n_instrs, sizeof *t->predicted);
+    t->predicted = pb_array(b, PB_MAX_INSTRS, sizeof *t->predicted);
     uint64_t used[2] = {arena0[0], arena0[1]};
     /* attention and feed-forward side by side in one place, then everything else */
     for (int pass = 0; pass < 2; pass++) {

@@ -3,12 +3,7 @@
 #include <string.h>
 
 #include "core/clock.h"
-#include "plan_case.h"
-
-static void must(ps_status status, const ps_error *err) {
-    char line[600];
-    cr_assert_eq(status, PS_OK, "%s", ps_error_format(err, line, sizeof line));
-}
+#include "plan_broken.h"
 
 Test(plan_check, safe_plans_pass) {
     const mb_shape *shapes[] = {&mb_llama_small, &mb_qwen3_small, &mb_qwen3moe_small, &mb_gemma3_small};
@@ -41,54 +36,6 @@ Test(plan_check, safe_plans_with_a_gpu_pass) {
 
 /* ---- one test per rule: each breaks one thing and sees its message ---- */
 
-typedef struct broken {
-    plan_case c;
-    ps_level *level;
-    ps_tier *tier; /* the largest of the level */
-    ps_program *program;
-} broken;
-
-static void open_level(broken *b, const mb_shape *shape, uint32_t level) {
-    plan_case_open(&b->c, shape);
-    b->level = &b->c.plan->levels[level];
-    b->tier = &b->level->tiers[b->level->n_tiers - 1];
-    b->program = &b->c.plan->programs[b->tier->program];
-}
-
-static void refused(broken *b, const char *message) {
-    ps_error err = {0};
-    char line[600];
-    ps_status status = ps_plan_check(b->c.plan, b->level, b->c.model, &err);
-    ps_error_format(&err, line, sizeof line);
-    cr_assert_neq(status, PS_OK, "accepted; wanted: %s", message);
-    cr_assert(strstr(line, message) != NULL, "wanted \"%s\", got \"%s\"", message, line);
-    plan_case_close(&b->c);
-}
-
-/* The nth instruction with this operation. */
-static ps_instr *find(broken *b, ps_op op, uint32_t nth) {
-    for (uint32_t i = 0; i < b->program->n_instrs; i++)
-        if (b->program->instrs[i].op == op && nth-- == 0)
-            return &b->program->instrs[i];
-    cr_assert_fail("no such instruction");
-    return NULL;
-}
-
-static uint16_t buffer(broken *b, ps_value v, ps_fmt fmt, ps_space space) {
-    for (uint32_t i = 0; i < b->program->n_buffers; i++)
-        if (b->program->buffers[i].value == v && b->program->buffers[i].fmt == fmt &&
-            b->program->buffers[i].space == space)
-            return (uint16_t)i;
-    cr_assert_fail("no such buffer");
-    return 0;
-}
-
-static void swap(ps_instr *a, ps_instr *b) {
-    ps_instr t = *a;
-    *a = *b;
-    *b = t;
-}
-
 /* Give a buffer of the outputs the rows of the step, at the end of the arena, where there is room. */
 static void more_rows(broken *b, uint16_t i) {
     b->program->buffers[i].rows = PS_ROWS_STEP;
@@ -97,14 +44,6 @@ static void more_rows(broken *b, uint16_t i) {
     }
     b->level->host_arena_bytes += 1 << 20;
 }
-
-#define RULE(name, shape, level_index, message, ...)                                                         \
-    Test(plan_check, name) {                                                                                 \
-        broken b;                                                                                            \
-        open_level(&b, &(shape), level_index);                                                               \
-        __VA_ARGS__                                                                                          \
-        refused(&b, message);                                                                                \
-    }
 
 RULE(read_before_write, mb_llama_small, 0, "is read before it is written",
      swap(find(&b, PS_OP_RMSNORM, 0), find(&b, PS_OP_CONVERT, 0));)

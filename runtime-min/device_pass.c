@@ -50,7 +50,7 @@ static ps_status enqueue_entry(ps_engine *e, const ps_run_step *step, const ps_r
     for (int i = 0; i < 2 && status == PS_OK; i++)
         if (entry->wait[i] != 0 && !(step->tail_only && entry->body[i]))
             status = ps_device_wait(r->device, stream, entry->wait[i], err);
-    if (status == PS_OK && entry->await > step->cpu_point0)
+    if (status == PS_OK && r->capturing && entry->await > step->cpu_point0)
         status = ps_device_await(r->device, stream, base_address(e), entry->await, err);
     uint32_t time = 0;
     if (e->tracing && status == PS_OK) {
@@ -112,6 +112,7 @@ static ps_status capture(ps_engine *e, const ps_run_step *step, ps_device_graph 
     ps_status status = ps_device_capture_begin(r->device, err);
     if (status != PS_OK)
         return status;
+    r->capturing = true;
     status = ps_device_send_block(e, err);
     if (status == PS_OK)
         status = fork_streams(r, err);
@@ -121,6 +122,7 @@ static ps_status capture(ps_engine *e, const ps_run_step *step, ps_device_graph 
         status = enqueue_end(e, step, err);
     if (status == PS_OK)
         status = join_streams(r, err);
+    r->capturing = false;
     if (status != PS_OK) {
         ps_device_capture_abort(r->device);
         return status;
@@ -267,6 +269,15 @@ static bool read_window(ps_engine *e) {
     return status == PS_OK;
 }
 
+/* Has the CPU come to what the entry waits for? Outside of graphs work is enqueued only then: a kernel that spins on the device
+ * would stop the driver from loading another one (cuBLAS loads its own when they are first used), and with it thread 0, which
+ * the CPU's work needs. */
+static bool cpu_is_there(const ps_engine *e, const ps_run_step *step, const ps_run_entry *entry) {
+    return entry->await <= step->cpu_point0 ||
+           __atomic_load_n(ps_device_flag(e->run.device, PS_FLAG_CPU), __ATOMIC_ACQUIRE) >=
+               e->run.base + entry->await;
+}
+
 void ps_device_pass_pump(ps_engine *e, const ps_run_step *step, uint32_t before) {
     ps_run_device *r = &e->run;
     while (r->next < step->dev_end && e->abort == PS_ABORT_NONE) {
@@ -285,6 +296,12 @@ void ps_device_pass_pump(ps_engine *e, const ps_run_step *step, uint32_t before)
         if (!e->weights_direct && entry->index >= before &&
             step->tier->ops[entry->op].kind == PS_RUN_COPY_WEIGHT)
             return;
+        if (!cpu_is_there(e, step, entry)) {
+            if (entry->index >= before)
+                return;
+            ps_device_pass_look(e); /* the others are about to finish it */
+            continue;
+        }
         ps_error err = {0};
         ps_status status = enqueue_entry(e, step, entry, step->kv_end, &err);
         r->next++;

@@ -172,6 +172,7 @@ typedef struct ps_run_device {
     uint64_t chunks, chunks_passed; /* recorded, known to have ended */
     uint32_t in_chunk;
     bool as_graph;          /* the pass was launched as one */
+    bool capturing;         /* what is enqueued becomes part of a graph */
     bool loose;             /* the copy streams have work that the compute stream has not waited for */
     bool used_d2h;          /* in this pass */
     bool ended;             /* all of the pass is enqueued, PS_EVENT_LAST behind it */

@@ -33,7 +33,7 @@ static bool any_instr(const ps_engine *e, const ps_level *l, bool (*test)(const 
 }
 
 static bool is_blas(const ps_kernel_spec *k) {
-    return k->device == PS_DEV_CUDA && strstr(k->name, "blas") != NULL;
+    return k->device == PS_DEV_CUDA && strstr(k->name, ".gemm.") != NULL;
 }
 
 ps_status ps_engine_open_device(ps_engine *e, const ps_engine_options *o, ps_error *err) {

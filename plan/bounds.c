@@ -3,7 +3,10 @@
 
 #include <math.h>
 
-static const double barriers_per_layer_s = 5e-6;
+static const double barriers_per_layer_s = 5e-6, hand_over_per_layer_s = 15e-6;
+
+/* Shares of the host's work that are tried for the CPU. */
+enum { SHARES = 1000 };
 
 ps_step_work ps_step_work_of(const ps_lower_request *r, uint64_t kv_len) {
     const ps_model *m = r->model;
@@ -16,11 +19,26 @@ ps_step_work ps_step_work_of(const ps_lower_request *r, uint64_t kv_len) {
             const ps_op_desc *d = &m->shards[s].ops[i];
             bool head = m->shards[s].kind == PS_SHARD_HEAD;
             uint64_t tokens = head ? r->max_outputs : r->max_tokens;
-            w.weight_bytes += ps_op_weight_bytes(m, m->shards[s].layer, d, tokens);
-            if (d->op == PS_OP_ATTENTION)
-                w.flops += seqs * ps_op_flops(m, m->shards[s].layer, d, per_seq, kv_len);
-            else
-                w.flops += ps_op_flops(m, m->shards[s].layer, d, tokens, kv_len);
+            double bytes = ps_op_weight_bytes(m, m->shards[s].layer, d, tokens), flops;
+            w.weight_bytes += bytes;
+            if (d->op == PS_OP_ATTENTION) {
+                flops = seqs * ps_op_flops(m, m->shards[s].layer, d, per_seq, kv_len);
+                w.attention_flops += flops;
+            } else {
+                flops = ps_op_flops(m, m->shards[s].layer, d, tokens, kv_len);
+                if (d->op == PS_OP_MOE_DISPATCH) {
+                    w.expert_bytes += bytes;
+                    for (int k = 0; k < PS_OP_MAX_WEIGHTS; k++) {
+                        const ps_weight *x = ps_model_weight(m, m->shards[s].layer, d->w[k]);
+                        w.all_expert_bytes += x ? (double)x->bytes : 0;
+                    }
+                }
+                if (m->shards[s].kind == PS_SHARD_ATTN) {
+                    w.attn_bytes += bytes;
+                    w.attn_matrix_flops += flops;
+                }
+            }
+            w.flops += flops;
         }
     for (uint32_t l = 0; l < m->n_layers; l++) {
         const ps_layer *y = &m->layers[l];
@@ -33,7 +51,58 @@ ps_step_work ps_step_work_of(const ps_lower_request *r, uint64_t kv_len) {
     return w;
 }
 
+static double over(double amount, double rate) {
+    return rate > 0 ? amount / rate : 0;
+}
+
+/* With a GPU. What the budget leaves beside context and libraries holds what every step reads first (all but experts, and
+ * the KV), then experts. What is left on the host is divided between CPU and bus. */
+static void gpu_bounds(const ps_lower_request *r, double *out_raw_s, double *out_reachable_s) {
+    const ps_profile_gpu *g = &r->profile->gpu;
+    ps_step_work w = ps_step_work_of(r, r->bucket_tokens);
+    double room = fmax((double)r->level->budget_bytes - (double)g->base_bytes, 0);
+    double always = w.weight_bytes - w.expert_bytes + w.kv_bytes, held = fmin(room, always);
+    double experts = w.all_expert_bytes > 0 ? fmin((room - held) / w.all_expert_bytes, 1) : 0;
+    double resident = held + experts * w.expert_bytes, all = always + w.expert_bytes, left = all - resident;
+    double product_flops = w.flops - w.attention_flops, left_share = all > 0 ? left / all : 0;
+    double dram = ps_cost_dram_bytes_per_s(r->cost, r->n_threads),
+           cpu_rate = ps_cost_matmul_flops_per_s(r->cost, r->n_threads), bus_both = 0, dram_both = 0;
+    for (int i = 0; i < 2; i++) { /* copies or direct reads, whichever bring more beside the CPU */
+        double b, d;
+        ps_cost_together(r->cost, i ? PS_BUS_DIRECT : PS_BUS_H2D, r->n_threads, &b, &d);
+        if (b + d > bus_both + dram_both) {
+            bus_both = b;
+            dram_both = d;
+        }
+    }
+    double bus = fmax(ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20),
+                      ps_cost_bus_bytes_per_s(r->cost, PS_BUS_DIRECT, 16 << 20));
+    /* Attention stands between one layer's experts or columns and the next's: the CPU waits for it. */
+    double serial = fmax(over(w.attn_bytes + w.kv_bytes, g->hbm_read_bytes_per_s.median),
+                         over(w.attn_matrix_flops, g->matmul_flops_per_s.median) +
+                             over(w.attention_flops, g->attention_flops_per_s.median)) +
+                    hand_over_per_layer_s * r->model->n_layers;
+    double raw = INFINITY, reachable = INFINITY;
+    for (int i = 0; i <= SHARES; i++) {
+        double f = (double)i / SHARES, cpu_flops = f * left_share * product_flops;
+        double t_cpu = fmax(over(f * left, i == SHARES ? dram : dram_both), over(cpu_flops, cpu_rate));
+        double t_bus = over((1 - f) * left, i == 0 ? bus : bus_both);
+        double t_gpu = fmax(over(resident + (1 - f) * left, g->hbm_read_bytes_per_s.median),
+                            over(product_flops - cpu_flops, g->matmul_flops_per_s.median) +
+                                over(w.attention_flops, g->attention_flops_per_s.median));
+        double t = fmax(fmax(t_cpu, t_bus), t_gpu);
+        raw = fmin(raw, t);
+        reachable = fmin(reachable, i && left > 0 ? t + serial : t);
+    }
+    *out_raw_s = raw;
+    *out_reachable_s = reachable;
+}
+
 void ps_bounds(const ps_lower_request *r, double *out_raw_s, double *out_reachable_s) {
+    if (r->level) {
+        gpu_bounds(r, out_raw_s, out_reachable_s);
+        return;
+    }
     ps_step_work w = ps_step_work_of(r, r->bucket_tokens);
     double bw = ps_cost_dram_bytes_per_s(r->cost, r->n_threads),
            rate = ps_cost_matmul_flops_per_s(r->cost, r->n_threads);

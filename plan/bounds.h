@@ -13,13 +13,18 @@ typedef struct ps_step_work {
     double weight_bytes; /* every weight the step needs once; experts: the expected distinct ones */
     double kv_bytes;     /* caches read, and written for the new tokens */
     double flops;
+    double expert_bytes, all_expert_bytes;         /* of the weights: experts that are expected, and all there are */
+    double attn_bytes, attn_matrix_flops;          /* attention blocks' matrices */
+    double attention_flops;                        /* of flops: scores and sums over the cache */
 } ps_step_work;
 
 /* kv_len: positions that each sequence holds after the step. */
 ps_step_work ps_step_work_of(const ps_lower_request *r, uint64_t kv_len);
 
 /* Raw: the busier of DRAM (bytes at the measured ceiling of n_threads) and arithmetic (FLOPs at the best measured
- * rate of any product). Reachable: plus 5 us of barriers per layer. 0 where the profile has no ceilings. */
+ * rate of any product). Reachable: plus 5 us of barriers per layer. 0 where the profile has no ceilings.
+ * With a GPU (r->level) the least, over all divisions of the work between CPU, bus and GPU, of the busiest one's time;
+ * reachable, where the CPU takes part: plus attention on the GPU at its ceilings and 15 us of hand-over per layer. */
 void ps_bounds(const ps_lower_request *r, double *out_raw_s, double *out_reachable_s);
 
 #ifdef __cplusplus

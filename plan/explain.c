@@ -52,10 +52,18 @@ void ps_explain_tier(const ps_lower_request *r, const ps_program *p, uint64_t kv
             ps_cost c = ps_instr_cost(r, p, i, block->layer0, kv_len);
             double t = c.time_s * times;
             out->step_s += t;
+            if (in->when != PS_WHEN_EVERY && n_tiles > 1 && block->over_tiles) {
+                out->step_s -= t; /* in one tile of them all */
+                t /= n_tiles;
+                out->step_s += t;
+            }
+            out->queue_s[in->queue] += t;
             out->op_s[in->op] += t;
             out->shard_s[in->shard] += t;
             out->quality_s[c.quality] += t;
             uint32_t k = 0;
+            if (!in->kernel)
+                continue;
             while (k < out->n_kernels && out->kernels[k].kernel != in->kernel)
                 k++;
             if (k == out->n_kernels) {

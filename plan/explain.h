@@ -22,7 +22,8 @@ enum { PS_EXPLAIN_MAX_KERNELS = 64 };
 
 typedef struct ps_explain {
     double start_s;                          /* waking the pool */
-    double step_s;                           /* with it, every instruction by itself: the CPU queue's sum */
+    double step_s;                           /* with it, every instruction by itself: the sum of all queues */
+    double queue_s[PS_QUEUE_COUNT];          /* by queue */
     double op_s[PS_OP_COUNT];                /* by operation */
     double shard_s[PS_SHARD_KIND_COUNT];     /* by kind of shard */
     double quality_s[PS_COST_QUALITY_COUNT]; /* by how well it is known */

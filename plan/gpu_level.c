@@ -94,7 +94,7 @@ static ps_status build_tier(ps_building *b, const ps_level_request *lr, const ps
     ps_lower_request r = ps_build_request(b->q, lr, tokens);
     ps_placing placing;
     /* What costs ask of a level, which is not there yet. */
-    const ps_level level = {.kv = (ps_kv_home *)(uintptr_t)kv, .n_resident = set->n, .resident = set->pieces};
+    const ps_level level = {.budget_bytes = lr->budget_bytes, .kv = (ps_kv_home *)(uintptr_t)kv, .n_resident = set->n, .resident = set->pieces};
     r.level = &level;
     ps_family family = tokens <= PS_PLAN_DECODE_TOKENS ? c->few : c->many;
     ps_status status = ps_family_place(family, &r, set, kv, b->work, &placing, b->err);

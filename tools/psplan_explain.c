@@ -28,8 +28,22 @@ static void explain_text(const psplan_view *v, const ps_level *l, const ps_tier 
     ps_text_printf(t, "\nbudget %s, context %llu, %u threads: a step of %u at full context, %s\n", l->budget,
                    (unsigned long long)l->bucket_tokens, l->n_threads, tier->max_tokens,
                    psplan_time(tier->step_full_s, a));
-    ps_text_printf(t,
-                   "  placement: all shards on the host, as there is no GPU in the budget\n  by operation:");
+    if (l->budget_bytes) {
+        uint32_t n[PS_PLACE_COUNT] = {0};
+        for (uint32_t i = 0; i < v->plan->n_shards; i++)
+            n[l->placement[i]]++;
+        ps_text_printf(t, "  placement:");
+        for (int i = 0; i < PS_PLACE_COUNT; i++)
+            if (n[i])
+                ps_text_printf(t, " %u %s", n[i], ps_placement_name((ps_placement)i));
+        ps_text_printf(t, "\n  busy alone:  ");
+        for (int i = 0; i < PS_QUEUE_COUNT; i++)
+            ps_text_printf(t, " %s %.1f%%", ps_queue_name((ps_queue)i), 100 * e->queue_s[i] / tier->step_full_s);
+        ps_text_printf(t, " of the step\n  by operation:");
+    } else {
+        ps_text_printf(
+            t, "  placement: all shards on the host, as there is no GPU in the budget\n  by operation:");
+    }
     for (int i = 0; i < PS_OP_COUNT; i++)
         if (e->op_s[i] > 0)
             ps_text_printf(t, " %s %.1f%%", ps_op_get((ps_op)i)->name, 100 * e->op_s[i] / e->step_s);
@@ -66,6 +80,12 @@ static void explain_json(const psplan_view *v, const ps_level *l, const ps_tier 
     ps_json_u64(j, "max_tokens", tier->max_tokens);
     ps_json_f64(j, "step_full_s", tier->step_full_s);
     ps_json_f64(j, "start_s", e->start_s);
+    if (l->budget_bytes) {
+        ps_json_object(j, "by_queue_s");
+        for (int i = 0; i < PS_QUEUE_COUNT; i++)
+            ps_json_f64(j, ps_queue_name((ps_queue)i), e->queue_s[i]);
+        ps_json_close(j);
+    }
     ps_json_object(j, "by_operation_s");
     for (int i = 0; i < PS_OP_COUNT; i++)
         if (e->op_s[i] > 0)

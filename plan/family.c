@@ -48,7 +48,7 @@ static double product_s(const ps_lower_request *r, ps_queue queue, ps_beside bes
             best = fmin(best, c.time_s);
     }
     if (isfinite(best))
-        return best;
+        return queue == PS_QUEUE_CPU ? fmax(best, ps_cpu_floor_s(r, op, type, &q)) : best;
     double elements = (double)q.rows * (double)q.cols;
     if (op == PS_OP_MOE_DISPATCH)
         elements *= 3.0 * q.heads_kv * (1 - pow(1 - q.kv_len / q.heads_kv, (double)q.n_tokens));
@@ -86,6 +86,25 @@ static double crossing_s(const ps_lower_request *r) {
     return r->profile->gpu.to_cpu_s.median + r->profile->gpu.to_gpu_s.median;
 }
 
+/* Rows of a step on their way to the CPU and back. */
+static double rows_s(const ps_lower_request *r) {
+    double rate = ps_cost_bus_bytes_per_s(r->cost, PS_BUS_DIRECT, 16 << 20);
+    return rate > 0 ? 2.0 * (double)r->max_tokens * r->model->n_embd * 4 / rate : 0;
+}
+
+/* A layer's attention block on the GPU, resident: its products, and a launch for each of the others. */
+static double attention_s(const ps_lower_request *r, uint32_t layer) {
+    static const ps_role roles[] = {PS_ROLE_ATTN_Q, PS_ROLE_ATTN_K, PS_ROLE_ATTN_V, PS_ROLE_ATTN_OUT};
+    const ps_shard *shard = &r->model->shards[1 + 2 * (uint64_t)layer];
+    double sum = 2 * r->profile->gpu.graph_node_s.median * shard->n_ops;
+    for (int i = 0; i < 4; i++) {
+        const ps_weight *w = ps_model_weight(r->model, layer, roles[i]);
+        ps_cost_query q = {.rows = w ? w->rows : 0, .cols = w ? w->cols : 0, .n_tokens = r->max_tokens};
+        sum += w ? product_s(r, PS_QUEUE_GPU, PS_BESIDE_IDLE, PS_OP_MATMUL, w->type, q) : 0;
+    }
+    return sum;
+}
+
 /* Columns behind the `held` resident ones that the GPU takes over the bus: read direct beside the CPU, or copied.
  * copied_bytes: of other weights that the bus brings in the meantime. */
 static uint64_t hidden_share(const ps_lower_request *r, uint32_t layer, uint64_t held, bool copied,
@@ -103,9 +122,11 @@ static uint64_t hidden_share(const ps_lower_request *r, uint32_t layer, uint64_t
         gpu = h2d > 0 ? bytes / h2d : gpu;
     }
     double gpu_start = hidden_s(r, layer, PS_QUEUE_GPU, PS_BESIDE_IDLE, held);
+    if (copied) /* copies go on while the GPU is at the attention block, and the CPU waits for it */
+        gpu_start = -attention_s(r, layer);
     if (h2d > 0)
         gpu_start += copied_bytes / h2d;
-    double x = share((double)rest, crossing_s(r) + 4 * r->profile->barrier_s.median, cpu, gpu_start, gpu);
+    double x = share((double)rest, crossing_s(r) + rows_s(r) + 4 * r->profile->barrier_s.median, cpu, gpu_start, gpu);
     if (!step)
         return x * 2 > (double)rest ? rest : 0;
     uint64_t n = (uint64_t)(x / (double)step + 0.5) * step;
@@ -145,6 +166,27 @@ static uint32_t direct_experts(const ps_lower_request *r, uint32_t layer, uint64
     double start = product_s(r, PS_QUEUE_GPU, PS_BESIDE_IDLE, PS_OP_MOE_DISPATCH, w->type, q) * resident / distinct;
     double n = share(others, crossing_s(r), cpu / c.cpu_by_direct, start, gpu / c.direct_by_cpu);
     return (uint32_t)(n + 0.5);
+}
+
+/* Experts behind the `held` resident ones that are streamed, all of them, while the CPU takes those of the others that were
+ * selected. */
+static uint64_t streamed_experts(const ps_lower_request *r, uint32_t layer, uint64_t held) {
+    const ps_layer *y = &r->model->layers[layer];
+    static const ps_role roles[] = {PS_ROLE_FFN_GATE_EXPS, PS_ROLE_FFN_UP_EXPS, PS_ROLE_FFN_DOWN_EXPS};
+    const ps_weight *w = ps_model_weight(r->model, layer, roles[0]);
+    ps_contention c = ps_contention_of(r->cost, r->n_threads);
+    ps_cost_query q = {.rows = y->n_ff_expert,
+                       .cols = r->model->n_embd,
+                       .heads_kv = y->n_expert,
+                       .kv_len = y->n_expert_used,
+                       .n_tokens = r->max_tokens};
+    double rest = (double)y->n_expert - (double)held, bytes = 0;
+    for (int i = 0; i < 3; i++)
+        bytes += (double)ps_model_weight(r->model, layer, roles[i])->bytes * rest / y->n_expert;
+    double h2d = ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20) * c.h2d_by_cpu;
+    double cpu = product_s(r, PS_QUEUE_CPU, PS_BESIDE_IDLE, PS_OP_MOE_DISPATCH, w->type, q) * rest / y->n_expert;
+    double x = share(rest, crossing_s(r) + rows_s(r), cpu / c.cpu_by_h2d, 0, h2d > 0 ? bytes / h2d : 0);
+    return (uint64_t)(x + 0.5);
 }
 
 /* ---- places ---- */
@@ -203,8 +245,12 @@ static void place_rest(ps_family family, const ps_lower_request *r, const ps_res
         break;
     default:
         bus = few ? PS_WHERE_DIRECT : PS_WHERE_STREAM;
-        /* Experts: that there are some to read direct; which, and how many, is a rule of the tier. */
-        over_bus = !few ? rest : dense ? hidden_share(r, layer, held, false, streamed) : rest ? 1 : 0;
+        if (r->max_tokens > PS_TILE_TOKENS)
+            over_bus = rest;
+        else if (dense)
+            over_bus = hidden_share(r, layer, held, !few, streamed);
+        else /* that there are some to read direct; which, and how many, is a rule of the tier */
+            over_bus = few ? rest != 0 : streamed_experts(r, layer, held);
     }
     add_part(at, bus, held, over_bus);
     add_part(at, PS_WHERE_HOST, held + over_bus, rest - over_bus);

@@ -14,7 +14,8 @@ extern "C" {
  * DIRECT   the same, but steps of few rows read it from host memory
  * STATIC   what is not resident is computed by the CPU
  * DYNAMIC  attention is streamed, and as much of the feed-forward blocks as the bus brings while the CPU does the rest
- * SPLIT    steps of few rows: every block is shared out between VRAM, the bus and the CPU; longer ones are streamed */
+ * SPLIT    every block is shared out between VRAM, the bus and the CPU: steps of few rows read direct, longer ones stream, as
+ *          much as balances what the CPU does with so many rows; steps over tiles leave the CPU out */
 #define PS_FAMILY_LIST(X)                                                                                    \
     X(GPU, "gpu") X(DIRECT, "direct") X(STATIC, "static") X(DYNAMIC, "dynamic") X(SPLIT, "split")
 typedef enum ps_family {

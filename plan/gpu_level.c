@@ -347,7 +347,7 @@ ps_status ps_gpu_choose(ps_building *b, const ps_level_request *lr, ps_gpu_choic
     if (best < 0)
         return too_small(b, lr, shortage);
     *out = choice[best];
-    if (best_few == best_many)
+    if (best_few == best_many || lr->n_seqs > PS_PLAN_DECODE_TOKENS) /* then decoding is a long step itself */
         return PS_OK;
     status = try_families(b, lr, (ps_family)best_few, (ps_family)best_many, &mixed, &x, &y);
     if (!status && better(mixed.workload_s, out->workload_s))

@@ -64,11 +64,26 @@ static double launched(const ps_lower_request *r, double t) {
     return r->max_tokens > PS_PLAN_DECODE_TOKENS ? larger(t, r->profile->gpu.launch_s.median) : t;
 }
 
+double ps_cpu_floor_s(const ps_lower_request *r, ps_op op, ps_dtype type, const ps_cost_query *q) {
+    if (r->model->weight_bytes < 4 * r->profile->topology.l3_bytes ||
+        (op != PS_OP_MATMUL && op != PS_OP_MOE_DISPATCH))
+        return 0;
+    const ps_dtype_info *info = ps_dtype_find((uint32_t)type);
+    double elements = (double)q->rows * (double)q->cols, rate = ps_cost_dram_bytes_per_s(r->cost, r->n_threads);
+    if (op == PS_OP_MOE_DISPATCH)
+        elements *= 3.0 * q->heads_kv * (1 - pow(1 - q->kv_len / q->heads_kv, (double)q->n_tokens));
+    return info && rate > 0 ? elements * info->block_bytes / info->block_elems / rate : 0;
+}
+
 static ps_cost one(const ps_lower_request *r, const ps_program *p, const ps_instr *in, uint32_t layer,
                    ps_cost_query q, double tokens) {
     ps_cost c = {0, PS_COST_ASSUMED};
     q.n_tokens = (uint64_t)larger(tokens, 1);
-    if (!ps_cost_lookup(r->cost, &q, &c)) {
+    if (ps_cost_lookup(r->cost, &q, &c)) {
+        const ps_weight *w = in->w[0] != PS_ROLE_NONE ? ps_model_weight(r->model, layer, in->w[0]) : NULL;
+        if (w && r->level && in->queue == PS_QUEUE_CPU)
+            c.time_s = larger(c.time_s, ps_cpu_floor_s(r, in->op, w->type, &q));
+    } else {
         ps_cost near = c;
         ps_cost_query idle = q;
         idle.beside = PS_BESIDE_IDLE;
@@ -100,7 +115,7 @@ static ps_cost mixture(const ps_lower_request *r, const ps_program *p, const ps_
     double m = resident_experts(r, layer), near = distinct * m / experts, others = distinct - near;
     double direct = fmin(r->max_direct, others), vram = 0, host = 0;
     if (in->queue == PS_QUEUE_CPU) {
-        vram = in->part == PS_MOE_PART_FAR ? others - direct : distinct;
+        vram = in->part == PS_MOE_PART_FAR ? others - direct : distinct * ranged / experts;
     } else if (in->part == PS_MOE_PART_NEAR) {
         vram = near;
         host = direct;

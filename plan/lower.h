@@ -58,6 +58,10 @@ ps_cost_query ps_lower_query(const ps_model *model, uint32_t layer, const ps_ins
 ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,
                       uint64_t kv_len);
 
+/* The least time that the CPU takes for a product or a mixture of that shape: its weights at the DRAM ceiling. 0 for models
+ * that could stay in the caches. Points measured on weights that did stay there are too fast for others. */
+double ps_cpu_floor_s(const ps_lower_request *r, ps_op op, ps_dtype type, const ps_cost_query *q);
+
 /* How fast each side goes while the other is busy too, as a fraction of alone. */
 typedef struct ps_contention {
     double cpu_by_h2d, h2d_by_cpu, cpu_by_direct, direct_by_cpu;

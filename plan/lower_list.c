@@ -362,7 +362,10 @@ static ps_status source(ps_lowering *lo, ps_lowered *out, hands *have, const ps_
         ps_queue own = space == PS_SPACE_HOST ? PS_QUEUE_CPU : PS_QUEUE_GPU;
         ps_fmt from = PS_FMT_NONE;
         const ps_kernel_spec *k;
-        if (h->fmts[other] & 1u << fmt)
+        /* The GPU rather converts in VRAM than reads across; the CPU rather has it copied than converts itself. */
+        if (own == PS_QUEUE_GPU && (k = converter(lo, h, own, space, fmt, &from)))
+            status = move(lo, out, n, h, own, k->id, space, from, space, fmt);
+        else if (h->fmts[other] & 1u << fmt)
             status = move(lo, out, n, h, PS_QUEUE_GPU, 0, other, fmt, space, fmt);
         else if ((k = converter(lo, h, own, space, fmt, &from)))
             status = move(lo, out, n, h, own, k->id, space, from, space, fmt);
@@ -443,9 +446,14 @@ static ps_status lower_node(ps_lowering *lo, ps_lowered *out, hands *have, const
                             ps_fmt_name(o->in_fmt));
     in.kernel = k->id;
     for (int s = 0; s < PS_OP_MAX_SRC && !status; s++)
-        if (o->src[s].value != PS_VALUE_NONE)
-            status = source(lo, out, have, o, &o->src[s], space_of(in.queue),
-                            s == 0 ? o->in_fmt : other_fmt(in.op, s, o->in_fmt), &in.src[s]);
+        if (o->src[s].value != PS_VALUE_NONE) {
+            ps_fmt fmt = s == 0 ? o->in_fmt : other_fmt(in.op, s, o->in_fmt);
+            const held *h = find_held(have, o->src[s].value, o->src[s].tag);
+            /* A sum is read once: from where the CPU left it. */
+            bool there = in.op == PS_OP_ADD && h && h->fmts[PS_SPACE_HOST] & 1u << fmt && !h->fmts[PS_SPACE_VRAM];
+            status = source(lo, out, have, o, &o->src[s], there ? PS_SPACE_HOST : space_of(in.queue), fmt,
+                            &in.src[s]);
+        }
     if (status)
         return status;
     for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++)

@@ -260,13 +260,22 @@ static void moe_nodes(context *c, const ps_shard *shard) {
             put(c->out, &n);
             continue;
         }
-        if (host) {
+        if (host && !stream) {
             ps_node far = dispatch(d, shard, PS_MOE_PART_FAR, false);
             put(c->out, &far);
             ps_node near = dispatch(d, shard, PS_MOE_PART_NEAR, resident != 0);
             put(c->out, &near);
             join(c, shard->kind, d->dst, d->rows);
             continue;
+        }
+        if (host) { /* the last experts, the others coming through slots */
+            ps_node cpu = whole(d, shard, PS_QUEUE_CPU);
+            const ps_place_part *last = &at->part[at->n_parts - 1];
+            cpu.in.row0 = last->first;
+            cpu.in.n_rows = last->n;
+            cpu.src[2].value = PS_VALUE_NONE;
+            cpu.dst.tag = TAG_CPU;
+            put(c->out, &cpu);
         }
         ps_node n = dispatch(d, shard, PS_MOE_PART_ALL, resident != 0);
         if (!stream) {
@@ -287,6 +296,8 @@ static void moe_nodes(context *c, const ps_shard *shard) {
             for (int k = 0; k < MOE_WEIGHTS; k++)
                 refill(c, c->cursor++);
         }
+        if (host)
+            join(c, shard->kind, d->dst, d->rows);
     }
 }
 

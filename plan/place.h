@@ -24,8 +24,8 @@ typedef struct ps_place_part {
 enum { PS_MAX_PARTS = 40 };
 
 /* One layer. Parts of the feed-forward block ascend and are the whole of it; at most one is HOST, at most one STREAM, at
- * most one DIRECT. A VRAM part is a resident piece of each matrix. Experts that are VRAM come first; with both DIRECT
- * and HOST, or VRAM and HOST, the rule of ps_moe_part splits the others. */
+ * most one DIRECT. A VRAM part is a resident piece of each matrix. Experts that are VRAM come first. Of the others the CPU
+ * has its HOST part where some are streamed; otherwise, with DIRECT or VRAM parts, the rule of ps_moe_part decides. */
 typedef struct ps_layer_place {
     ps_where attn;
     bool kv_slot; /* the GPU computes attention in a KV slot, filled from a home in host memory and brought back */

@@ -188,7 +188,7 @@ typedef struct mb_shape {
     const char *arch;
     uint32_t n_layers, n_embd, n_ff, n_head, n_head_kv, head_dim, n_vocab;
     uint32_t n_expert, n_expert_used, n_ff_expert, window;
-    int qk_norm, post_norm, tied, rope_freqs;
+    int qk_norm, post_norm, tied, rope_freqs, ffn_bias;
     ps_dtype type, output_type;
 } mb_shape;
 
@@ -252,6 +252,14 @@ static inline void mb_model(mb *g, const mb_shape *s) {
             MB_LAYER("ffn_gate", s->type, e, s->n_ff, 0);
             MB_LAYER("ffn_up", s->type, e, s->n_ff, 0);
             MB_LAYER("ffn_down", s->type, s->n_ff, e, 0);
+            if (s->ffn_bias) {
+                snprintf(k, 128, "blk.%u.ffn_gate.bias", l);
+                mb_tensor(g, k, PS_DTYPE_F32, s->n_ff, 0, 0);
+                snprintf(k, 128, "blk.%u.ffn_up.bias", l);
+                mb_tensor(g, k, PS_DTYPE_F32, s->n_ff, 0, 0);
+                snprintf(k, 128, "blk.%u.ffn_down.bias", l);
+                mb_tensor(g, k, PS_DTYPE_F32, e, 0, 0);
+            }
         }
         if (s->post_norm) {
             MB_LAYER("post_attention_norm", PS_DTYPE_F32, e, 0, 0);

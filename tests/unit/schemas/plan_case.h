@@ -48,6 +48,19 @@ static const mb_shape plan_case_wide = {.arch = "llama",
                                         .type = PS_DTYPE_Q4_0,
                                         .output_type = PS_DTYPE_Q8_0};
 
+/* The same with biases. */
+static const mb_shape plan_case_biased = {.arch = "llama",
+                                          .n_layers = 2,
+                                          .n_embd = 64,
+                                          .n_ff = 1024,
+                                          .n_head = 4,
+                                          .n_head_kv = 2,
+                                          .head_dim = 16,
+                                          .n_vocab = 128,
+                                          .ffn_bias = 1,
+                                          .type = PS_DTYPE_Q8_0,
+                                          .output_type = PS_DTYPE_Q8_0};
+
 /* A level of one program (plan_builder.h), for small steps. */
 static inline pb_config plan_case_level(uint32_t program) {
     bool tiled = program == 1 || program == 4;

@@ -334,6 +334,13 @@ RULE_GPU(written_by_both, plan_case_wide, 6, "(gate) are written twice", {
     find_fetch(&b, PS_ROLE_FFN_GATE, 1)->row0--;
 })
 
+/* The bias is in the part whose columns begin at 0 and in no other. */
+RULE_GPU(bias_in_another_part, plan_case_biased, 5, "has no such operation with these weights and values",
+         product(&b, PS_ROLE_FFN_DOWN, 1)->w[1] = PS_ROLE_FFN_DOWN_BIAS;)
+RULE_GPU(bias_left_out, plan_case_biased, 5, "has no such operation with these weights and values",
+         product(&b, PS_ROLE_FFN_DOWN, 0)->w[1] = PS_ROLE_NONE;
+         product(&b, PS_ROLE_FFN_DOWN, 0)->at[1] = 0;)
+
 /* ---- experts ---- */
 
 RULE_GPU(near_on_the_cpu, mb_qwen3moe_small, 5, "near runs on queue gpu, far on queue cpu",

@@ -60,7 +60,7 @@ Test(plan_shadow, the_judge_passes_valid_plans) {
     }
 }
 
-static const mb_shape *const gpu_shapes[] = {&plan_case_wide, &mb_qwen3moe_small, &mb_gemma3_small};
+static const mb_shape *const gpu_shapes[] = {&plan_case_wide, &mb_qwen3moe_small, &mb_gemma3_small, &plan_case_biased};
 
 /* Streamed, split and ranged weights; over tiles for one model, since that is slow. */
 static bool fits(const mb_shape *shape, uint32_t program) {
@@ -69,10 +69,10 @@ static bool fits(const mb_shape *shape, uint32_t program) {
 
 Test(plan_shadow, the_judge_passes_valid_plans_with_a_gpu) {
     char why[200];
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         for (uint32_t program = 2; program <= 6; program++) {
             plan_case c;
-            if (!fits(gpu_shapes[i], program) || (program == 4 && i == 0))
+            if (!fits(gpu_shapes[i], program) || (program == 4 && i % 3 == 0))
                 continue;
             pb_config level = plan_case_level(program);
             plan_case_open_with(&c, gpu_shapes[i], &level, 1);
@@ -400,7 +400,7 @@ Test(plan_shadow, changed_bytes_of_a_binary_plan) {
 
 Test(plan_shadow, accepted_mutants_with_a_gpu_are_safe) {
     tally n = {0};
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         for (uint32_t program = 2; program <= 6; program++)
             if (fits(gpu_shapes[i], program) && program != 4)
                 run_relaxed(gpu_shapes[i], program, MUTANTS, 4, SEED + program, &n);

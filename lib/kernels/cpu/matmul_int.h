@@ -108,11 +108,15 @@ static inline void mm_unpack_k_scales(const uint8_t *p, uint32_t out[4]) {
 static inline void mm_ask(const uint8_t *w, uint64_t ahead) {
     __builtin_prefetch((const void *)((uintptr_t)w + ahead), 0, 2);
 }
+/* How many rows of cols_bytes further on a tile's `ahead` is: MM_AHEAD_BYTES, at least the next tile. */
+static inline uint64_t mm_rows_ahead(uint64_t cols_bytes) {
+    return (MM_AHEAD_BYTES / (MM_NR * cols_bytes + 1) + 1) * MM_NR;
+}
 /* `ahead` of a tile of MM_NR rows at w: n_rows from w are wanted (stride row_bytes, each cols_bytes long), then those at
- * `next` (at least block_rows of the same stride; NULL: none). Far enough for MM_AHEAD_BYTES, at least the next tile. */
+ * `next` (at least block_rows of the same stride; NULL: none). */
 static inline uint64_t mm_ahead(const uint8_t *w, uint64_t row_bytes, uint64_t cols_bytes, uint64_t n_rows,
                                 const uint8_t *next, uint64_t block_rows) {
-    uint64_t rows = (MM_AHEAD_BYTES / (MM_NR * cols_bytes + 1) + 1) * MM_NR;
+    uint64_t rows = mm_rows_ahead(cols_bytes);
     if (rows < n_rows)
         return rows * row_bytes;
     if (!next)
@@ -121,10 +125,12 @@ static inline uint64_t mm_ahead(const uint8_t *w, uint64_t row_bytes, uint64_t c
     rows = rows > n_rows ? rows - n_rows : 0;
     return (uint64_t)((uintptr_t)next - (uintptr_t)w) + rows * row_bytes;
 }
-/* Ask for the start of a walk over rows at w: a quarter of MM_AHEAD_BYTES of each row of the first tile. */
+/* Ask for the start of a walk over n_rows at w: the rows that no tile asks for, as far as MM_AHEAD_BYTES go where
+ * they are long. */
 static inline void mm_ask_first(const uint8_t *w, uint64_t row_bytes, uint64_t cols_bytes, uint64_t n_rows) {
     const uint64_t most = MM_AHEAD_BYTES / MM_NR, n = cols_bytes < most ? cols_bytes : most;
-    for (uint64_t r = 0; r < n_rows && r < MM_NR; r++)
+    const uint64_t rows = mm_rows_ahead(cols_bytes) < n_rows ? mm_rows_ahead(cols_bytes) : n_rows;
+    for (uint64_t r = 0; r < rows; r++)
         for (uint64_t i = 0; i < n; i += 64)
             mm_ask(w + r * row_bytes, i);
 }

@@ -348,7 +348,8 @@ static void moe_run(const moe_level *lv, const ps_kargs *a, uint32_t phase, uint
     const uint8_t *w = hidden ? rows_at(a, &g, 0, first / blocks, first % blocks * hidden_block(a))
                               : rows_at(a, &g, 2, 0, first * OUT_BLOCK);
     if (w)
-        mm_ask_first(w, a->w[hidden ? 0 : 2].row_bytes, a->w[hidden ? 0 : 2].row_bytes, MM_NR);
+        mm_ask_first(w, a->w[hidden ? 0 : 2].row_bytes, a->w[hidden ? 0 : 2].row_bytes,
+                     hidden ? hidden_block(a) : OUT_BLOCK);
     for (uint64_t i = first; i < first + n; i++)
         if (hidden)
             hidden_item(lv, a, &f, &g, i, i + 1 < first + n, gather);

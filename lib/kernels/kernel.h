@@ -29,7 +29,8 @@ extern "C" {
     X(GENERIC, "generic", "C17")                                                                             \
     X(AVX2, "avx2", "AVX2, FMA, F16C")                                                                       \
     X(AVX512, "avx512", "AVX-512 F BW DQ VL VNNI")                                                           \
-    X(AMX, "amx", "AMX-TILE, AMX-BF16, AVX-512 BF16, permission from the kernel")
+    X(AVX512BF16, "avx512bf16", "AVX-512 BF16")                                                              \
+    X(AMX, "amx", "AMX-TILE, AMX-BF16, permission from the kernel")
 typedef enum ps_cpu_level {
 #define PS_CPU_LEVEL_ENUM(name, text, needs) PS_CPU_##name,
     PS_CPU_LEVEL_LIST(PS_CPU_LEVEL_ENUM)

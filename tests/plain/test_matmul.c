@@ -343,8 +343,8 @@ static int check(const ps_kernel *kernel, const shape *s, bool verbose) {
             }
         }
         double err = ref_norm > 0 ? sqrt(err_norm / ref_norm) : sqrt(err_norm);
-        /* Below AMX nothing is rounded to bfloat16. */
-        double limit = v->level < PS_CPU_AMX ? 1e-5 : (double)kernel->tolerance;
+        /* Below these levels nothing is rounded to bfloat16. */
+        double limit = v->level < PS_CPU_AVX512BF16 ? 1e-5 : (double)kernel->tolerance;
         if (!(err <= limit) || moved || outside) {
             printf(
                 "FAIL %s %s: cols %llu rows %llu+%llu of %llu tokens %u bias %d residual %d, %s: error %.3g"

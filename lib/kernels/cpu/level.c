@@ -79,10 +79,11 @@ ps_cpu_level ps_cpu_level_detect(void) {
     if ((os & XCR0_AVX512) != XCR0_AVX512 || !bit(b, LEAF7_EBX_AVX512F) || !bit(b, LEAF7_EBX_AVX512DQ) ||
         !bit(b, LEAF7_EBX_AVX512BW) || !bit(b, LEAF7_EBX_AVX512VL) || !bit(c, LEAF7_ECX_AVX512VNNI))
         return PS_CPU_AVX2;
-    if ((os & XCR0_AMX) != XCR0_AMX || !bit(edx7, LEAF7_EDX_AMX_TILE) || !bit(edx7, LEAF7_EDX_AMX_BF16) ||
-        n_subleaves < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !bit(a, LEAF7_1_EAX_AVX512BF16))
+    if (n_subleaves < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !bit(a, LEAF7_1_EAX_AVX512BF16))
         return PS_CPU_AVX512;
-    return amx_permitted() ? PS_CPU_AMX : PS_CPU_AVX512;
+    if ((os & XCR0_AMX) != XCR0_AMX || !bit(edx7, LEAF7_EDX_AMX_TILE) || !bit(edx7, LEAF7_EDX_AMX_BF16))
+        return PS_CPU_AVX512BF16;
+    return amx_permitted() ? PS_CPU_AMX : PS_CPU_AVX512BF16;
 }
 
 #else

@@ -242,6 +242,7 @@ const ps_cpu_variant ps_mm_variants_f32[PS_MM_N_f32] = {
     MM_LEVEL_LIST(MM_VARIANT)
 #undef MM_VARIANT
 #if defined(__x86_64__)
-        {PS_CPU_AMX, 2, ps_mm_items_amx, ps_mm_run_amx},
+        {PS_CPU_AVX512BF16, 2, ps_mm_items_bf16, ps_mm_run_bf16},
+    {PS_CPU_AMX, 2, ps_mm_items_amx, ps_mm_run_amx},
 #endif
 };

@@ -6,8 +6,8 @@
  *        bound by how fast the weights arrive.
  *   few  float weights, float activations, few tokens.
  *   f32  float activations, many tokens: panels of weights are dequantised into the thread's scratch once
- *        and used for all tokens. At level AMX in bfloat16: weights and activations of quantised types are
- *        rounded to 8 bits of mantissa, float types are split in two parts and keep 16. */
+ *        and used for all tokens. At levels AVX512BF16 and AMX in bfloat16: weights and activations of quantised
+ *        types are rounded to 8 bits of mantissa; float types are split in two parts and keep 16 at AMX. */
 #ifndef PS_KERNELS_CPU_MATMUL_H
 #define PS_KERNELS_CPU_MATMUL_H
 
@@ -66,7 +66,7 @@ enum { PS_MM_THREAD_SCRATCH = 184 * 1024 };
 /* Variants of each family, ascending level; the same for all weight types. Levels that this build
  * does not have (other processors) are left out. */
 #if defined(__x86_64__)
-enum { PS_MM_N_q8 = 3, PS_MM_N_few = 3, PS_MM_N_f32 = 4 };
+enum { PS_MM_N_q8 = 3, PS_MM_N_few = 3, PS_MM_N_f32 = 5 };
 #else
 enum { PS_MM_N_q8 = 1, PS_MM_N_few = 1, PS_MM_N_f32 = 1 };
 #endif

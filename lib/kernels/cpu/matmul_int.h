@@ -163,6 +163,8 @@ extern const mm_ops ps_mm_ops_generic;
 #if defined(__x86_64__)
 extern const mm_ops ps_mm_ops_avx2;
 extern const mm_ops ps_mm_ops_avx512;
+uint64_t ps_mm_items_bf16(const ps_kargs *a, uint32_t phase);
+void ps_mm_run_bf16(const ps_kargs *a, uint32_t phase, uint64_t first, uint64_t n, uint32_t thread);
 uint64_t ps_mm_items_amx(const ps_kargs *a, uint32_t phase);
 void ps_mm_run_amx(const ps_kargs *a, uint32_t phase, uint64_t first, uint64_t n, uint32_t thread);
 #endif

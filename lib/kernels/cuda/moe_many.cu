@@ -348,7 +348,11 @@ cudaError_t launch_moe_many(const ps_kargs *a, const ps_cuda_on *on) {
     const choice of = choice_of(a);
     /* As many tokens in a tile as an expert has on average, and half of that again. */
     const uint64_t mean = pairs / a->w[0].experts, wanted = mean + mean / 2;
-    const int size = wanted <= 32 ? 0 : wanted <= 64 ? 1 : 2;
+    int size = wanted <= 32 ? 0 : wanted <= 64 ? 1 : 2;
+    shape s;
+    while (size > 0 && (shape_of(*in, size, &s) == cudaErrorNotSupported ||
+                        shape_of(*down, size, &s) == cudaErrorNotSupported))
+        size--; /* a device with less shared memory */
     const uint32_t tile = many_tokens[size];
     const uint64_t most_tiles = pairs / tile + (pairs < a->n_rows ? pairs : a->n_rows);
     if (most_tiles > 65535)

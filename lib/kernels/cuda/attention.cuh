@@ -283,7 +283,7 @@ struct attn_args {
     float factor; /* attn_scale * log2(e) */
     ps_fmt fmt;
     /* Split: partial results [row][query head][chunk][dv], then pairs (top, sum) [row][query head][chunk]. */
-    uint32_t n_tokens, n_chunks, row_tiles;
+    uint32_t n_tokens, n_chunks, row_tiles, n_heads_kv, n_spans;
     float *part;
 };
 
@@ -317,7 +317,7 @@ inline attn_args attn_args_of(const ps_kargs *a, const ps_cuda_on *on) {
     r.span_rows = on->span_rows;
     r.factor = (float)((double)l->attn_scale * 1.4426950408889634);
     r.fmt = a->dst.fmt;
-    r.n_tokens = a->n_tokens;
+    r.n_tokens = a->n_tokens, r.n_heads_kv = (uint32_t)a->n_rows, r.n_spans = a->n_spans;
     r.part = (float *)a->scratch;
     return r;
 }

@@ -12,16 +12,18 @@ template <int DIM_, int MT_, int WARPS_, int BN_, int STAGES_> struct flash_shap
     static constexpr int LD = DIM + 8, BM = 16 * MT * WARPS, THREADS = 32 * WARPS;
     static constexpr size_t bytes = 2 * (size_t)LD * (BM + STAGES * BN);
 };
-/* The second one is for GPUs with little shared memory and, up to 128 elements, for few rows; there both give the same
- * bits. */
+/* few: for few rows, where what counts is how much of K and V is on its way; small: for GPUs with little shared memory. Up to
+ * 128 elements all three give the same bits. */
 template <int DIM> struct flash_shapes {
     typedef flash_shape<DIM, 2, 4, 64, 3> big;
+    typedef flash_shape<DIM, 1, 4, 64, 4> few;
     typedef flash_shape<DIM, 1, 4, 64, 2> small;
     static constexpr bool same_bits = true;
 };
 template <> struct flash_shapes<256> {
     typedef flash_shape<256, 1, 8, 64, 2> big;
     typedef flash_shape<256, 1, 2, 32, 2> small;
+    typedef small few;
     static constexpr bool same_bits = false;
 };
 
@@ -297,21 +299,25 @@ template <int DIM>
 cudaError_t run(const attn_args &a, uint32_t n_heads_kv, uint32_t n_spans, size_t limit,
                 cudaStream_t stream) {
     typedef flash_shapes<DIM> F;
-    const bool few = F::same_bits && (uint64_t)a.span_rows * (a.n_head / a.n_head_kv) <= F::small::BM;
+    const bool few = F::same_bits && (uint64_t)a.span_rows * (a.n_head / a.n_head_kv) <= F::few::BM;
     if (F::big::bytes <= limit && !few)
         return run_shape<typename F::big>(a, n_heads_kv, n_spans, stream);
+    if (F::few::bytes <= limit && few)
+        return run_shape<typename F::few>(a, n_heads_kv, n_spans, stream);
     return run_shape<typename F::small>(a, n_heads_kv, n_spans, stream);
 }
 
+template <class S> cudaError_t load_shape(size_t limit) {
+    if (S::bytes > limit)
+        return cudaSuccess;
+    const cudaError_t e = load(attn_flash<S>);
+    return e ? e : prepare<S>();
+}
 template <int DIM> cudaError_t load_dim(size_t limit) {
     typedef flash_shapes<DIM> F;
-    cudaError_t e = load(attn_flash<typename F::small>);
-    e = e ? e : prepare<typename F::small>();
-    if (F::big::bytes <= limit) {
-        e = e ? e : load(attn_flash<typename F::big>);
-        e = e ? e : prepare<typename F::big>();
-    }
-    return e;
+    cudaError_t e = load_shape<typename F::small>(limit);
+    e = e ? e : load_shape<typename F::few>(limit);
+    return e ? e : load_shape<typename F::big>(limit);
 }
 
 } // namespace

@@ -43,7 +43,9 @@ void ps_cuda_blas_close(struct ps_cuda_blas *blas);
  * - only `a` itself, model and layer are read on the host, during the call;
  * - MATMUL: w[0].row_bytes may be more than its columns take, so that a range of columns is a matrix too; F16S: such a range
  *   may begin at any block;
- * - n_spans and n_tokens are the grid's bounds; a span with n_rows 0 is skipped.
+ * - n_spans and n_tokens are the grid's bounds; a span with n_rows 0 is skipped;
+ * - the kernel launched directly before ATTENTION on its stream must not write the spans: ATTENTION may read them before
+ *   that kernel has ended.
  * The order of every sum depends on shapes alone: neither on the memory that weights lie in, nor on the number of
  * token rows or multiprocessors. cuda.gemm is the exception: cuBLAS chooses by range, number of token rows and GPU, and gives
  * the same bits for the same of these. Errors: PS_E_UNSUPPORTED (unknown id, shape), PS_E_UNAVAILABLE (needs cuBLAS),

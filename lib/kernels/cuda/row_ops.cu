@@ -274,6 +274,9 @@ __device__ __forceinline__ void to_cache(uint16_t *to, const float *from, uint32
 
 /* Block (row of a span, span, 0: K, 1: V). */
 __global__ void __launch_bounds__(BLOCK) kv_store(const ps_seq_span *spans, rows k, rows v) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;"); /* attention, which waits before it reads K and V */
+#endif
     const ps_seq_span sp = spans[blockIdx.y];
     if (blockIdx.x >= sp.n_rows)
         return;

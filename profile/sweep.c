@@ -21,6 +21,7 @@ enum { MIN_SAMPLES = 5, WARM_CALLS = 1 };
 /* A task in the order it is done. */
 typedef struct item {
     const ps_task *task;
+    int rank;        /* 0: a profile is nothing without it; 1: bus; 2: kernels */
     int cost_class;  /* decade of the guessed cost; one class for all essential ones */
     uint32_t kernel; /* index into the catalogue */
     ps_dtype wtype;
@@ -46,7 +47,9 @@ static double elapsed_s(const sweep *s) {
 
 static int by_order(const void *a, const void *b) {
     const item *x = a, *y = b;
-    if (x->task->measure != y->task->measure) /* ceilings and barriers first */
+    if (x->rank != y->rank)
+        return x->rank < y->rank ? -1 : 1;
+    if (x->task->measure != y->task->measure)
         return x->task->measure > y->task->measure ? -1 : 1;
     if (x->task->essential != y->task->essential)
         return x->task->essential ? -1 : 1;
@@ -123,6 +126,9 @@ static ps_status start(sweep *s, ps_error *err) {
     for (uint32_t i = 0; i < c->n_tasks; i++) {
         item *it = &s->items[i];
         it->task = &c->tasks[i];
+        it->rank = it->task->measure == PS_MEASURE_KERNEL                                             ? 2
+                   : it->task->measure == PS_MEASURE_COPY || it->task->measure == PS_MEASURE_TOGETHER ? 1
+                                                                                                      : 0;
         it->cost_class = it->task->essential ? 0 : (int)floor(log10(fmax(it->task->cost_s, 1e-9)));
         it->wtype = PS_DTYPE_NONE;
         if (c->tasks[i].measure == PS_MEASURE_KERNEL) {
@@ -449,7 +455,7 @@ ps_status ps_sweep_run(const ps_sweep_config *config, ps_sweep_result *out, ps_e
         }
         const double remaining_s = config->limit_s - elapsed_s(&s);
         /* Warm-up and the fewest samples. */
-        if (guess_s(&s, it) * (MIN_SAMPLES + WARM_CALLS) > remaining_s) {
+        if (it->rank != 0 && guess_s(&s, it) * (MIN_SAMPLES + WARM_CALLS) > remaining_s) {
             out->n_left_out++;
             s.left--;
             continue;
@@ -461,7 +467,7 @@ ps_status ps_sweep_run(const ps_sweep_config *config, ps_sweep_result *out, ps_e
             const double by_count = (double)i / config->n_tasks;
             config->progress(config->ctx, by_time > by_count ? by_time : by_count, label);
         }
-        st = measure(&s, it, fmin(remaining_s / s.left, config->max_task_s), err);
+        st = measure(&s, it, fmin(fmax(remaining_s, 0) / s.left, config->max_task_s), err);
         s.left--;
         if (st != PS_OK)
             goto done;

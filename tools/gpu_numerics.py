@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Bits and numerics of a GPU run, against goldens of this repository.
+
+Usage: gpu_numerics.py --bin BUILD --work DIR [--models DIR] [--device NAME] [--json FILE]
+Needs Python alone (numpy makes it faster). Three parts:
+  bits      one family, several budgets (resident, streamed, direct in other shares), ten runs each of the first: all logits
+            must be the same bytes
+  numerics  each family on the real models that are in --models: positions whose best token differs from the float32
+            reference, of those where its two best are 0.05 or more apart, and the divergence over its 8 best tokens; limits are
+            llama.cpp's figures of tests/golden/numerics (plus 2 in 10,000 and 1e-5)
+  tiny      each family on tiny dense and MoE models: logits against the host plan's
+Exit 0: all within limits; 1: not.
+"""
+import argparse
+import array
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FAMILIES = ["gpu", "direct", "static", "dynamic", "split"]
+REAL = {"smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf", "gemma3": "gemma-3-270m-q4_k_m.gguf"}
+
+
+def must(command):
+    p = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if p.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: exit {p.returncode}: {p.stderr.strip()[-300:]}")
+    return p.stdout
+
+
+class Run:
+    def __init__(self, o):
+        self.o = o
+        self.failed, self.results = 0, []
+
+    def note(self, ok, what, **figures):
+        self.failed += not ok
+        self.results.append({"what": what, "ok": bool(ok), **figures})
+        text = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items())
+        print(f"{'ok    ' if ok else 'FAILED'} {what}: {text}", flush=True)
+
+    def path(self, name):
+        return os.path.join(self.o.work, name)
+
+    def profile(self, model):
+        """A profile of this machine with this model's shapes; short, since only its catalogue matters here."""
+        out = self.path(os.path.basename(model) + ".yaml")
+        if not os.path.exists(out):
+            must([f"{self.o.bin}/pstune", "--quick", "--model", model, "--time", "8", "--device", self.o.device, "-o", out])
+        return out
+
+    def base(self, model):
+        with open(self.profile(model), encoding="utf-8") as f:
+            for line in f:
+                if line.strip().startswith("base_bytes:"):
+                    return int(line.split(":")[1])
+        return 0
+
+    def logits(self, model, family, budget, ids, window, chunk, context=256):
+        plan, out = self.path("n.plan"), self.path("n.f32")
+        command = [f"{self.o.bin}/psplan", "-p", self.profile(model), "-c", str(context), "-f", "binary", "--outputs",
+                   str(min(chunk, 128)), "-o", plan, "-b", budget, model]
+        must(command + (["--force", family] if family else []))
+        run = [f"{self.o.bin}/psrun", "-q", "-p", plan, "--teacher-force", ids, "--window", str(window), "--chunk", str(chunk),
+               "--logits-out", out]
+        must(run + (["--device", self.o.device] if family else []) + [model])
+        with open(out, "rb") as f:
+            return f.read()
+
+
+def floats(data):
+    a = array.array("f")
+    a.frombytes(data)
+    return a
+
+
+def write_ids(path, tokens):
+    with open(path, "wb") as f:
+        array.array("i", tokens).tofile(f)
+
+
+def bits(run, model, ids, n, label):
+    base = run.base(model)
+    size = os.path.getsize(model)
+    budgets = [base + (160 << 20), base + (160 << 20) + size // 2, base + (224 << 20) + 2 * size]
+    for chunk in (1, n):
+        seen = {}
+        for family in ("gpu", "direct"):
+            for b in budgets:
+                try:
+                    data = run.logits(model, family, f"{b >> 20}MiB", ids, n, chunk)
+                except RuntimeError as e:
+                    if "bytes short" in str(e):
+                        continue
+                    raise
+                seen.setdefault(hashlib.sha256(data).hexdigest(), []).append(f"{family} {b >> 20} MiB")
+        first = [hashlib.sha256(run.logits(model, "direct", f"{budgets[0] >> 20}MiB", ids, n, chunk)).hexdigest() for _ in range(10)]
+        run.note(len(seen) == 1 and len(set(first)) == 1, f"bits, {label}, steps of {chunk}", placements=sum(map(len, seen.values())),
+                 different=len(seen), runs=10, different_runs=len(set(first)))
+
+
+def tiny(run, preset):
+    model, ids, n = run.path(preset + ".gguf"), run.path("tiny.ids"), 48
+    must([f"{run.o.bin}/pssynth", "--preset", preset, model])
+    write_ids(ids, [(i * 37 + 11) % 250 for i in range(n)])
+    budget = f"{(run.base(model) + (224 << 20)) >> 20}MiB"
+    for chunk in (1, n):
+        ref = floats(run.logits(model, "", "host", ids, n, chunk))
+        norm = math.sqrt(sum(x * x for x in ref))
+        for family in FAMILIES:
+            got = floats(run.logits(model, family, budget, ids, n, chunk))
+            off = math.sqrt(sum((x - y) ** 2 for x, y in zip(got, ref))) / norm
+            run.note(len(got) == len(ref) and off < 0.05, f"{preset}, {family}, steps of {chunk}", relative_difference=off)
+
+
+def coarse_kl(log_prob, best, row, top):
+    total = math.log(sum(math.exp(x - row[top]) for x in row)) + row[top]
+    kl, p_rest, q_rest = 0.0, 1.0, 1.0
+    for lp, b in zip(log_prob, best):
+        p, q = math.exp(lp), row[b] - total
+        kl += p * (lp - q)
+        p_rest -= p
+        q_rest -= math.exp(q)
+    p_rest = max(p_rest, 1e-12)
+    return kl + p_rest * math.log(p_rest / max(q_rest, 1e-12))
+
+
+def real(run, name, model):
+    with open(os.path.join(ROOT, "tests/golden/numerics", name + "-top.json"), encoding="utf-8") as f:
+        golden = json.load(f)
+    rows, window = golden["rows"], golden["window"]
+    ids = run.path(name + ".ids")
+    write_ids(ids, [r[0] for r in rows])
+    clear = sum(r[1] >= golden["gap"] for r in rows)
+    peer, peer_kl = golden["llama_cpp"]["disagree"], golden["llama_cpp"]["coarse_kl_mean"]
+    for chunk in (window, 1):
+        for family in FAMILIES:
+            # Half of the weights have no room, so that every placement of the family takes part.
+            budget = f"{(run.base(model) + (176 << 20) + os.path.getsize(model) // 2) >> 20}MiB"
+            data = floats(run.logits(model, family, budget, ids, window, chunk))
+            n_vocab, differ, kl = len(data) // len(rows), 0, 0.0
+            for i, (_, gap, best, log_prob) in enumerate(rows):
+                row = data[i * n_vocab:(i + 1) * n_vocab]
+                top = row.index(max(row))
+                differ += gap >= golden["gap"] and top != best[0]
+                kl += coarse_kl(log_prob, best, row, top) / len(rows)
+            ok = differ <= peer + 2e-4 * clear + 1 and kl <= 1.1 * peer_kl + 1e-5
+            run.note(ok, f"{name}, {family}, steps of {chunk}", differ=differ, of_clear=clear, llama_cpp=peer, kl=kl, llama_cpp_kl=peer_kl)
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("--bin", required=True)
+    a.add_argument("--work", required=True)
+    a.add_argument("--models")
+    a.add_argument("--device", default="cuda")
+    a.add_argument("--json")
+    run = Run(a.parse_args())
+    os.makedirs(run.o.work, exist_ok=True)
+    for preset in ("tiny-llama", "tiny-qwen3moe"):
+        tiny(run, preset)
+    bits(run, run.path("tiny-qwen3moe.gguf"), run.path("tiny.ids"), 48, "tiny-qwen3moe")
+    for name, file in REAL.items():
+        path = os.path.join(run.o.models or "", file)
+        if run.o.models and os.path.exists(path):
+            real(run, name, path)
+            bits(run, path, run.path(name + ".ids"), 128, name)
+        else:
+            print(f"not run: {name} is not in {run.o.models}", flush=True)
+    if run.o.json:
+        with open(run.o.json, "w", encoding="utf-8") as f:
+            json.dump(run.results, f, indent=1)
+    print(f"{run.failed} failed of {len(run.results)}")
+    return 1 if run.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

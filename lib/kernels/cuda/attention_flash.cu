@@ -27,58 +27,69 @@ template <> struct flash_shapes<256> {
     static constexpr bool same_bits = false;
 };
 
-/* A warp's rows, in the format wanted: element (row, col) and its neighbour are o[mt][col / 8][2 * h + 0, 1]. */
-template <int MT, int DT>
+/* Quantised groups of a thread's row (lib/model/dtype.h), its four threads together: codes to `to` in shared memory, d and s
+ * to the row's planes. */
+template <int DT>
+__device__ __forceinline__ void quantize_row(const attn_args &a, const float (&o)[DT][4], int h, float inv,
+                                             uint8_t *to, uint64_t row, uint32_t at, bool store) {
+    const uint32_t lane = threadIdx.x & 31, quad = 0xfu << (lane & 28), col = 2 * (lane & 3);
+    float *d_plane = (float *)(a.y.data + row * a.y.stride + (((uint64_t)a.y.cols + 63) & ~63ull));
+    float *s_plane = (float *)((uint8_t *)d_plane + (((uint64_t)a.y.cols / 32 * 4 + 63) & ~63ull));
+#pragma unroll
+    for (int g = 0; g < DT / 4; g++) {
+        if (32 * g >= (int)a.dv)
+            break;
+        float v[8], amax = 0;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            v[k] = o[4 * g + k / 2][2 * h + k % 2] * inv;
+            amax = fmaxf(amax, fabsf(v[k]));
+        }
+        amax = fmaxf(amax, __shfl_xor_sync(quad, amax, 1));
+        amax = fmaxf(amax, __shfl_xor_sync(quad, amax, 2));
+        /* 127 / amax must not leave the range of floats: then a power of two comes first. */
+        const float pre = amax < 1e-30f ? 0x1p100f : 1.0f,
+                    scale = amax > 0 ? __fdiv_rn(127.0f, __fmul_rn(amax, pre)) : 0.0f;
+        int q[8], total = 0;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            q[k] = __float2int_rn(__fmul_rn(__fmul_rn(v[k], pre), scale));
+            total += q[k];
+        }
+        total += __shfl_xor_sync(quad, total, 1);
+        total += __shfl_xor_sync(quad, total, 2);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            *(uint16_t *)(to + 32 * g + 8 * k + col) =
+                (uint16_t)((q[2 * k] & 255) | (q[2 * k + 1] & 255) << 8);
+        if (store && (lane & 3) == 0) {
+            const float d = __fdiv_rn(amax, 127.0f);
+            d_plane[at / 32 + g] = d;
+            s_plane[at / 32 + g] = __fmul_rn(d, (float)total);
+        }
+    }
+}
+
+/* A warp's rows, in the format wanted: element (row, col) and its neighbour are o[mt][col / 8][2 * h + 0, 1]. `own`: the
+ * warp's queries in shared memory, not needed any more, LD halves for each row: formats of less than 4 bytes go through it,
+ * so that memory gets 16 bytes at a time. */
+template <int MT, int DT, int LD>
 __device__ __forceinline__ void store_rows(const attn_args &a, const float (&o)[MT][DT][4],
                                            const row_state<MT> &st, const ps_seq_span &sp, uint32_t kv,
-                                           uint32_t group, uint32_t r0) {
-    const uint32_t lane = threadIdx.x & 31, col = 2 * (lane & 3);
+                                           uint32_t group, uint32_t r0, __half *own) {
+    const uint32_t lane = threadIdx.x & 31, col = 2 * (lane & 3), n_packed = sp.n_rows * group;
+    __syncwarp();
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float sum = quad_sum(st.sum[mt][h]), inv = 1.0f / sum;
-            const uint32_t r = r0 + 16 * mt + 8 * h + lane / 4;
-            if (r >= sp.n_rows * group) /* the four threads of a row go together */
-                continue;
+            const float inv = 1.0f / quad_sum(st.sum[mt][h]);
+            const uint32_t mine = 16 * mt + 8 * h + lane / 4, r = min(r0 + mine, n_packed - 1);
+            const bool store = r0 + mine < n_packed;
             const uint64_t row = sp.row0 + r / group;
             const uint32_t at = (kv * group + r % group) * a.dv;
             if (a.fmt == PS_FMT_Q8) {
-                const uint32_t quad = 0xfu << (lane & 28);
-                uint8_t *to = a.y.data + row * a.y.stride;
-                float *d_plane = (float *)(to + (((uint64_t)a.y.cols + 63) & ~63ull));
-                float *s_plane =
-                    (float *)((uint8_t *)d_plane + (((uint64_t)a.y.cols / 32 * 4 + 63) & ~63ull));
-#pragma unroll
-                for (int g = 0; g < DT / 4; g++) {
-                    if (32 * g >= (int)a.dv)
-                        break;
-                    float v[8], amax = 0;
-#pragma unroll
-                    for (int k = 0; k < 8; k++) {
-                        v[k] = o[mt][4 * g + k / 2][2 * h + k % 2] * inv;
-                        amax = fmaxf(amax, fabsf(v[k]));
-                    }
-                    amax = fmaxf(amax, __shfl_xor_sync(quad, amax, 1));
-                    amax = fmaxf(amax, __shfl_xor_sync(quad, amax, 2));
-                    const float d = __fdiv_rn(amax, 127.0f);
-                    int q[8], total = 0;
-#pragma unroll
-                    for (int k = 0; k < 8; k++) {
-                        q[k] = amax > 0 ? __float2int_rn(__fmul_rn(__fdiv_rn(v[k], amax), 127.0f)) : 0;
-                        total += q[k];
-                    }
-                    total += __shfl_xor_sync(quad, total, 1);
-                    total += __shfl_xor_sync(quad, total, 2);
-#pragma unroll
-                    for (int k = 0; k < 4; k++)
-                        *(uint16_t *)(to + at + 32 * g + 8 * k + col) =
-                            (uint16_t)((q[2 * k] & 255) | (q[2 * k + 1] & 255) << 8);
-                    if ((lane & 3) == 0) {
-                        d_plane[at / 32 + g] = d;
-                        s_plane[at / 32 + g] = __fmul_rn(d, (float)total);
-                    }
-                }
+                quantize_row<DT>(a, o[mt], h, inv, (uint8_t *)(own + mine * LD), row, at, store);
                 continue;
             }
 #pragma unroll
@@ -87,15 +98,25 @@ __device__ __forceinline__ void store_rows(const attn_args &a, const float (&o)[
                 const float v0 = o[mt][dt][2 * h] * inv, v1 = o[mt][dt][2 * h + 1] * inv;
                 if (c >= a.dv)
                     break;
-                if (a.fmt == PS_FMT_F32) {
-                    *(float2 *)(row_f32(a.y, row) + at + c) = make_float2(v0, v1);
-                } else { /* F16S: f16s_finish chooses the scale; a mean of halves is a half, but for its rounding */
-                    const float lim = 65504.0f;
-                    *(uint32_t *)(a.y.data + row * a.y.stride + 2 * (at + c)) =
+                const float lim = 65504.0f;
+                if (a.fmt ==
+                    PS_FMT_F16S) /* f16s_finish chooses the scale; a mean of halves is one, but for its rounding */
+                    *(uint32_t *)(own + mine * LD + c) =
                         pack(fminf(fmaxf(v0, -lim), lim), fminf(fmaxf(v1, -lim), lim));
-                }
+                else if (store)
+                    *(float2 *)(row_f32(a.y, row) + at + c) = make_float2(v0, v1);
             }
         }
+    if (a.fmt == PS_FMT_F32)
+        return;
+    __syncwarp();
+    const uint32_t bytes = a.fmt == PS_FMT_Q8 ? 1 : 2, across = a.dv * bytes / 16,
+                   n = min(16u * MT, n_packed - r0);
+    for (uint32_t i = lane; i < n * across; i += 32) {
+        const uint32_t j = i / across, c = i % across, r = r0 + j;
+        *(uint4 *)(a.y.data + (sp.row0 + r / group) * a.y.stride + (kv * group + r % group) * a.dv * bytes +
+                   16 * c) = *(const uint4 *)((const uint8_t *)(own + j * LD) + 16 * c);
+    }
 }
 
 /* Block (KV head, tile of rows, the last first: they see most; span). */
@@ -246,7 +267,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS) attn_flash(attn
         slot = next_slot(slot);
     }
     if (any)
-        store_rows<MT, DT>(a, o, st, sp, kv, group, r0);
+        store_rows<MT, DT, LD>(a, o, st, sp, kv, group, r0, qs);
 }
 
 /* Block (row of a span, span): F16S rows whose halves are the values: s is 2 where any is above 32768, else 1. */

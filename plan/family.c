@@ -44,11 +44,11 @@ static double product_s(const ps_lower_request *r, ps_queue queue, ps_beside bes
         ps_cost c;
         q.kernel = k->id;
         if (k->op == op && k->wtype == type && q.n_tokens >= k->min_tokens && q.n_tokens <= k->max_tokens &&
-            k->device == (queue == PS_QUEUE_CPU ? PS_DEV_CPU : PS_DEV_CUDA) && ps_cost_lookup(r->cost, &q, &c))
+            k->device == (queue == PS_QUEUE_CPU ? PS_DEV_CPU : PS_DEV_CUDA) && ps_cost_of_product(r, &q, &c))
             best = fmin(best, c.time_s);
     }
     if (isfinite(best))
-        return queue == PS_QUEUE_CPU ? fmax(best, ps_cpu_floor_s(r, op, type, &q)) : best;
+        return best;
     double elements = (double)q.rows * (double)q.cols;
     if (op == PS_OP_MOE_DISPATCH)
         elements *= 3.0 * q.heads_kv * (1 - pow(1 - q.kv_len / q.heads_kv, (double)q.n_tokens));
@@ -80,6 +80,11 @@ static double share(double n, double cpu_start_s, double cpu_s, double gpu_start
     if (n <= 0 || cpu_s + gpu_s <= 0)
         return 0;
     return fmin(fmax((cpu_start_s + cpu_s - gpu_start_s) / (cpu_s + gpu_s) * n, 0), n);
+}
+
+/* Of n pieces that the bus brings, x where the CPU does the others: all of them, if that gains next to nothing. */
+static double worth_it(double n, double x) {
+    return x > n * 0.95 ? n : x;
 }
 
 static double crossing_s(const ps_lower_request *r) {
@@ -127,6 +132,8 @@ static uint64_t hidden_share(const ps_lower_request *r, uint32_t layer, uint64_t
     if (h2d > 0)
         gpu_start += copied_bytes / h2d;
     double x = share((double)rest, crossing_s(r) + rows_s(r) + 4 * r->profile->barrier_s.median, cpu, gpu_start, gpu);
+    if (copied)
+        x = worth_it((double)rest, x);
     if (!step)
         return x * 2 > (double)rest ? rest : 0;
     uint64_t n = (uint64_t)(x / (double)step + 0.5) * step;
@@ -186,7 +193,7 @@ static uint64_t streamed_experts(const ps_lower_request *r, uint32_t layer, uint
     double h2d = ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20) * c.h2d_by_cpu;
     double cpu = product_s(r, PS_QUEUE_CPU, PS_BESIDE_IDLE, PS_OP_MOE_DISPATCH, w->type, q) * rest / y->n_expert;
     double x = share(rest, crossing_s(r) + rows_s(r), cpu / c.cpu_by_h2d, 0, h2d > 0 ? bytes / h2d : 0);
-    return (uint64_t)(x + 0.5);
+    return (uint64_t)(worth_it(rest, x) + 0.5);
 }
 
 /* ---- places ---- */

@@ -404,6 +404,30 @@ static ps_status name_places(ps_building *b, ps_level *level) {
     return PS_OK;
 }
 
+/* Of the families, the one whose program for a tier is fastest within the work arena that there is, and with the homes
+ * and residents that there are. */
+static ps_status best_family(trial *t, const ps_gpu_choice *choice, const ps_resident_set *set, const ps_kv_home *kv,
+                             const uint64_t kv_end[2], uint32_t tokens, uint64_t most, ps_gpu_choice *out) {
+    double best = INFINITY;
+    ps_family chosen = tokens <= PS_PLAN_DECODE_TOKENS ? choice->few : choice->many;
+    ps_status status = PS_OK;
+    for (int f = 0; f < PS_FAMILY_COUNT && !status; f++) {
+        ps_tier tier = {0};
+        uint64_t end[2] = {0, 0};
+        ps_gpu_choice c = *choice;
+        c.few = c.many = (ps_family)f;
+        if (tokens > ps_family_max_step(c.many) || (tokens > PS_PLAN_DECODE_TOKENS && f == PS_FAMILY_DIRECT))
+            continue; /* long steps of DIRECT are those of GPU */
+        status = build_tier(&t->b, t->lr, &c, set, kv, kv_end, tokens, true, t->b.work, &tier, end);
+        double s = tier.step_empty_s + tier.step_full_s;
+        if (status || ((ps_family)f != chosen && handles(end[PS_SPACE_VRAM]) > most) || !(s < best * 0.999))
+            continue;
+        best = s;
+        *out = c;
+    }
+    return status;
+}
+
 ps_status ps_gpu_build(ps_building *b, const ps_level_request *lr, const ps_gpu_choice *choice,
                        const ps_resident_set *resident, ps_level *level) {
     const ps_model *m = b->q->model;
@@ -427,12 +451,21 @@ ps_status ps_gpu_build(ps_building *b, const ps_level_request *lr, const ps_gpu_
         memcpy(level->resident, resident->pieces, resident->n * sizeof *level->resident);
     homes(b, lr, choice->max_step, choice->n_attn, level->kv, kv_end);
     memcpy(end, kv_end, sizeof end);
-    for (uint32_t t = 0; t < level->n_tiers; t++) {
-        ps_status status = build_tier(b, lr, choice, resident, level->kv, kv_end, sizes[t], true, arena,
-                                      &level->tiers[t], end);
-        if (status)
-            return status;
+    uint64_t most = lr->budget_bytes - choice->base_bytes - handles(resident->bytes);
+    trial tried;
+    ps_status status = trial_open(&tried, b, lr);
+    if (!status)
+        status = trial_again(&tried);
+    for (uint32_t t = 0; t < level->n_tiers && !status; t++) {
+        ps_gpu_choice c = *choice;
+        if (!b->q->forced)
+            status = best_family(&tried, choice, resident, level->kv, kv_end, sizes[t], most, &c);
+        if (!status)
+            status = build_tier(b, lr, &c, resident, level->kv, kv_end, sizes[t], true, arena, &level->tiers[t], end);
     }
+    trial_close(&tried);
+    if (status)
+        return status;
     level->host_arena_bytes = end[PS_SPACE_HOST];
     level->vram_work_bytes = handles(end[PS_SPACE_VRAM]);
     level->vram_weight_bytes = handles(resident->bytes);

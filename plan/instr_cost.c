@@ -64,26 +64,33 @@ static double launched(const ps_lower_request *r, double t) {
     return r->max_tokens > PS_PLAN_DECODE_TOKENS ? larger(t, r->profile->gpu.launch_s.median) : t;
 }
 
-double ps_cpu_floor_s(const ps_lower_request *r, ps_op op, ps_dtype type, const ps_cost_query *q) {
-    if (r->model->weight_bytes < 4 * r->profile->topology.l3_bytes ||
-        (op != PS_OP_MATMUL && op != PS_OP_MOE_DISPATCH))
-        return 0;
-    const ps_dtype_info *info = ps_dtype_find((uint32_t)type);
-    double elements = (double)q->rows * (double)q->cols, rate = ps_cost_dram_bytes_per_s(r->cost, r->n_threads);
-    if (op == PS_OP_MOE_DISPATCH)
-        elements *= 3.0 * q->heads_kv * (1 - pow(1 - q->kv_len / q->heads_kv, (double)q->n_tokens));
-    return info && rate > 0 ? elements * info->block_bytes / info->block_elems / rate : 0;
+bool ps_cost_of_product(const ps_lower_request *r, const ps_cost_query *q, ps_cost *out) {
+    if (q->beside != PS_BESIDE_DIRECT || q->n_tokens <= 1)
+        return ps_cost_lookup(r->cost, q, out);
+    /* Reading weights over the bus takes as long for a few rows as for one, unless the arithmetic takes longer. */
+    ps_cost_query row = *q, idle = *q;
+    ps_cost all;
+    row.n_tokens = 1;
+    idle.beside = PS_BESIDE_IDLE;
+    if (!ps_cost_lookup(r->cost, q, &all))
+        return false;
+    if (all.quality < PS_COST_EXTRAPOLATED || !ps_cost_lookup(r->cost, &row, out)) {
+        *out = all;
+        return true;
+    }
+    if (q->heads_kv && q->kv_len > 0) /* a mixture: more rows select more experts */
+        out->time_s *= (1 - pow(1 - q->kv_len / q->heads_kv, (double)q->n_tokens)) / (q->kv_len / q->heads_kv);
+    if (ps_cost_lookup(r->cost, &idle, &all))
+        out->time_s = larger(out->time_s, all.time_s);
+    out->quality = PS_COST_EXTRAPOLATED;
+    return true;
 }
 
 static ps_cost one(const ps_lower_request *r, const ps_program *p, const ps_instr *in, uint32_t layer,
                    ps_cost_query q, double tokens) {
     ps_cost c = {0, PS_COST_ASSUMED};
     q.n_tokens = (uint64_t)larger(tokens, 1);
-    if (ps_cost_lookup(r->cost, &q, &c)) {
-        const ps_weight *w = in->w[0] != PS_ROLE_NONE ? ps_model_weight(r->model, layer, in->w[0]) : NULL;
-        if (w && r->level && in->queue == PS_QUEUE_CPU)
-            c.time_s = larger(c.time_s, ps_cpu_floor_s(r, in->op, w->type, &q));
-    } else {
+    if (!(in->op == PS_OP_ATTENTION ? ps_cost_lookup(r->cost, &q, &c) : ps_cost_of_product(r, &q, &c))) {
         ps_cost near = c;
         ps_cost_query idle = q;
         idle.beside = PS_BESIDE_IDLE;

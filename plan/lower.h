@@ -58,9 +58,8 @@ ps_cost_query ps_lower_query(const ps_model *model, uint32_t layer, const ps_ins
 ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,
                       uint64_t kv_len);
 
-/* The least time that the CPU takes for a product or a mixture of that shape: its weights at the DRAM ceiling. 0 for models
- * that could stay in the caches. Points measured on weights that did stay there are too fast for others. */
-double ps_cpu_floor_s(const ps_lower_request *r, ps_op op, ps_dtype type, const ps_cost_query *q);
+/* Time of a product or mixture from the points; beside DIRECT it is known for all few rows where it is for one. */
+bool ps_cost_of_product(const ps_lower_request *r, const ps_cost_query *q, ps_cost *out);
 
 /* How fast each side goes while the other is busy too, as a fraction of alone. */
 typedef struct ps_contention {

@@ -64,12 +64,13 @@ static uint32_t level_for_bytes(const ps_engine *e, uint64_t bytes) {
     return best;
 }
 
-bool ps_engine_wants_change(const ps_engine *e) {
+/* Only a smaller budget is worth giving a step up; a larger one can wait for its end. */
+bool ps_engine_must_stop(const ps_engine *e) {
     uint64_t request = __atomic_load_n(&e->request, __ATOMIC_RELAXED);
-    if (request == PS_NO_REQUEST || e->no_stop)
+    if (request >= e->level->budget_bytes || e->no_stop)
         return false;
     uint32_t to = level_for_bytes(e, request);
-    return to != UINT32_MAX && to != e->level_index;
+    return to != UINT32_MAX && e->plan->levels[to].budget_bytes < e->level->budget_bytes;
 }
 
 void ps_engine_request_bytes(ps_engine *e, uint64_t bytes) {
@@ -134,10 +135,13 @@ ps_status ps_engine_change_level(ps_engine *e, uint32_t to, ps_error *err) {
 }
 
 ps_status ps_engine_obey_request(ps_engine *e, ps_error *err) {
-    uint64_t request = __atomic_exchange_n(&e->request, PS_NO_REQUEST, __ATOMIC_ACQ_REL);
-    if (request == PS_NO_REQUEST)
+    uint64_t request = __atomic_load_n(&e->request, __ATOMIC_ACQUIRE);
+    /* A step that was given up is run before anything grows: so it ends, however often others change their mind. */
+    if (request == PS_NO_REQUEST || (e->again && request >= e->level->budget_bytes))
         return PS_OK;
     uint32_t to = level_for_bytes(e, request);
+    (void)__atomic_compare_exchange_n(&e->request, &request, PS_NO_REQUEST, false, __ATOMIC_ACQ_REL,
+                                      __ATOMIC_RELAXED); /* a newer one stays */
     return to == UINT32_MAX || to == e->level_index ? PS_OK : ps_engine_change_level(e, to, err);
 }
 

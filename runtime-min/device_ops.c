@@ -105,18 +105,26 @@ static ps_status copy_value(ps_engine *e, const ps_run_op *op, const ps_kargs *a
     if (n == src->cols && n == dst->cols)
         return copy_rect(e, stream, dst->data, dst->row_bytes, src->data, src->row_bytes, src->row_bytes,
                          a->n_tokens, err);
-    uint64_t unit = src->fmt == PS_FMT_F16 ? 2 : src->fmt == PS_FMT_SEL ? 8 : 4; /* bytes of a column */
-    if (src->fmt != PS_FMT_Q8)
-        return copy_rect(e, stream, (uint8_t *)dst->data + to * unit, dst->row_bytes,
-                         (const uint8_t *)src->data + from * unit, src->row_bytes, n * unit, a->n_tokens,
-                         err);
-    const uint64_t dst_at[3] = {to, ps_q8_d_offset(dst->cols) + to / PS_Q8_GROUP * 4,
-                                ps_q8_s_offset(dst->cols) + to / PS_Q8_GROUP * 4};
-    const uint64_t src_at[3] = {from, ps_q8_d_offset(src->cols) + from / PS_Q8_GROUP * 4,
-                                ps_q8_s_offset(src->cols) + from / PS_Q8_GROUP * 4};
-    const uint64_t bytes[3] = {n, n / PS_Q8_GROUP * 4, n / PS_Q8_GROUP * 4};
+    /* The parts of a row: bytes of a column, or of what many columns share, and where each begins. */
+    uint64_t unit = src->fmt == PS_FMT_F16 || src->fmt == PS_FMT_F16S ? 2
+                    : src->fmt == PS_FMT_SEL                          ? 8
+                    : src->fmt == PS_FMT_Q8                           ? 1
+                                                                      : 4;
+    uint64_t dst_at[3] = {to * unit}, src_at[3] = {from * unit}, bytes[3] = {n * unit};
+    if (src->fmt == PS_FMT_F16S) { /* a scale for all columns */
+        dst_at[1] = ps_f16s_scale_offset(dst->cols);
+        src_at[1] = ps_f16s_scale_offset(src->cols);
+        bytes[1] = sizeof(float);
+    }
+    if (src->fmt == PS_FMT_Q8) { /* two floats for each group */
+        dst_at[1] = ps_q8_d_offset(dst->cols) + to / PS_Q8_GROUP * sizeof(float);
+        dst_at[2] = ps_q8_s_offset(dst->cols) + to / PS_Q8_GROUP * sizeof(float);
+        src_at[1] = ps_q8_d_offset(src->cols) + from / PS_Q8_GROUP * sizeof(float);
+        src_at[2] = ps_q8_s_offset(src->cols) + from / PS_Q8_GROUP * sizeof(float);
+        bytes[1] = bytes[2] = n / PS_Q8_GROUP * sizeof(float);
+    }
     ps_status status = PS_OK;
-    for (int i = 0; i < 3 && status == PS_OK; i++)
+    for (int i = 0; i < 3 && bytes[i] != 0 && status == PS_OK; i++)
         status =
             copy_rect(e, stream, (uint8_t *)dst->data + dst_at[i], dst->row_bytes,
                       (const uint8_t *)src->data + src_at[i], src->row_bytes, bytes[i], a->n_tokens, err);

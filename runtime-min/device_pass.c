@@ -346,7 +346,7 @@ void ps_device_pass_look(ps_engine *e) {
     uint64_t now = ps_clock_ns();
     if (now - r->looked_ns < LOOK_NS)
         return;
-    if (ps_engine_wants_change(e))
+    if (ps_engine_must_stop(e))
         ps_engine_abort(e, PS_ABORT_STOP, NULL);
     if (now - r->looked_ns < CHECK_NS || e->abort != PS_ABORT_NONE)
         return;

@@ -253,6 +253,7 @@ struct ps_engine {
     uint64_t asked;     /* what was asked for last, atomic */
     bool fixed_level;   /* of the options */
     bool in_team;       /* a pass is on the team */
+    bool again;         /* the step to come was given up before */
     bool no_stop;       /* the step must not be given up: it has sampled, or could not be run again */
     uint64_t need_tokens, longest; /* longest session: when the evaluation has ended, now */
 
@@ -297,8 +298,8 @@ uint32_t ps_run_spans(const ps_engine *engine, const ps_run_step *step, uint32_t
 uint32_t ps_run_tile_rows(const ps_run_step *step, uint32_t tile);
 /* End the pass early: an error, or a stop. Thread 0. */
 void ps_engine_abort(ps_engine *engine, int why, const ps_error *err);
-/* Whether another level is asked for than the one the engine is in. */
-bool ps_engine_wants_change(const ps_engine *engine);
+/* Whether the step must be given up for a smaller budget. */
+bool ps_engine_must_stop(const ps_engine *engine);
 
 /* device_ops.c, device_pass.c: the device's side of a pass. All by thread 0. */
 /* Fill the step block, and the slots where another program ran before; nothing but that is on the way. */

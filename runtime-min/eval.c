@@ -254,6 +254,7 @@ ps_status ps_engine_eval(ps_engine *e, const ps_eval_item *items, uint32_t n_ite
     ps_status status = check_items(e, items, n_items, err);
     if (status != PS_OK)
         return status;
+    e->again = false;
     memset(e->item_done, 0, n_items * sizeof *e->item_done);
     for (;;) {
         ps_run_step step = {0};
@@ -267,8 +268,10 @@ ps_status ps_engine_eval(ps_engine *e, const ps_eval_item *items, uint32_t n_ite
             return status;
         if (e->abort != PS_ABORT_NONE) { /* given up for a change of level: once more, there */
             e->stats.n_abandoned++;
+            e->again = true;
             continue;
         }
+        e->again = false;
         for (uint32_t i = 0; i < step.n_spans; i++) {
             for (uint32_t k = 0; k < n_items; k++)
                 if (items[k].session->slot == e->span_slot[i]) {

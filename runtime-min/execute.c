@@ -154,7 +154,7 @@ static void team_run(void *ctx, uint32_t thread) {
         if (thread == 0) {
             if (job->has_device)
                 ps_device_pass_pump(e, step, entry->index);
-            if (ps_engine_wants_change(e))
+            if (ps_engine_must_stop(e))
                 ps_engine_abort(e, PS_ABORT_STOP, NULL);
             e->no_stop |= op->instr->op == PS_OP_SAMPLE;
         }

@@ -3,7 +3,7 @@
  * themselves; several sequences, tiles, tails in groups. */
 #include <math.h>
 
-#include "gpu_case.h"
+#include "engine_gpu_case.h"
 
 static unsigned failures;
 #define CHECK(cond, ...)                                                                                     \
@@ -136,7 +136,9 @@ static void test_placements(const char *preset) {
     ps_engine *e = case_open(&host, 1, N_SEQS, false);
     float *want = run(e, &n_want), *first = NULL;
     ps_engine_close(e);
-    for (size_t i = 0; i < sizeof on_gpu / sizeof *on_gpu; i++) {
+    /* All of them on two architectures, some on the others. */
+    const size_t every = strcmp(preset, "tiny-llama") == 0 || strstr(preset, "moe") != NULL ? 1 : 4;
+    for (size_t i = 0; i < sizeof on_gpu / sizeof *on_gpu; i += every) {
         gc_level l = level_of(&on_gpu[i]);
         gc_write(&c, &l, 1);
         e = gc_open(&c, &(ps_engine_options){.n_sessions = N_SEQS});
@@ -179,7 +181,7 @@ static void test_placements(const char *preset) {
             l.n_threads = threads;
             gc_write(&c, &l, 1);
             e = gc_open(&c, &(ps_engine_options){.n_sessions = N_SEQS});
-            for (int again = 0; again < 3; again++) {
+            for (int again = 0; again < (every == 1 ? 3 : 1); again++) {
                 float *have = run(e, &n);
                 double d = distance(have, want, n);
                 CHECK(d < 0.05, "%s, %s: %.3g away from the CPU", preset, mixed[i].name, d);

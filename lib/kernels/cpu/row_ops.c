@@ -71,7 +71,8 @@ static void sample_run(const ps_kargs *a, uint32_t phase, uint64_t first, uint64
     (void)thread;
     for (uint64_t t = first; t < first + n; t++) {
         const uint8_t *row = (const uint8_t *)a->src[0].data + t * a->src[0].row_bytes;
-        const int32_t id = ps_sampler_pick(a->samplers[t], (const float *)(const void *)row);
+        const int32_t id =
+            a->samplers[t] == NULL ? -1 : ps_sampler_pick(a->samplers[t], (const float *)(const void *)row);
         memcpy((uint8_t *)a->dst.data + t * a->dst.row_bytes, &id, sizeof id);
     }
 }

@@ -294,7 +294,7 @@ static void ref_sample(const ps_kargs *a, ref_rows *r) {
         ps_ref_load(&a->src[0], t, 0, a->src[0].cols, r->a);
         for (uint64_t i = 0; i < a->src[0].cols; i++)
             r->f[i] = (float)r->a[i];
-        const double id = ps_sampler_pick(a->samplers[t], r->f);
+        const double id = a->samplers[t] == NULL ? -1 : ps_sampler_pick(a->samplers[t], r->f);
         ps_ref_store(&a->dst, t, 0, 1, &id);
     }
 }

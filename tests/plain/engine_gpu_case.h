@@ -1,7 +1,7 @@
 /* Plans with a GPU for tests of the engine, made from a model's operation lists by plain rules: where each block runs, where
  * its weights are, how the caches get there. Safe and complete, not good. Waits are worked out from who touches what. */
-#ifndef PS_TESTS_GPU_CASE_H
-#define PS_TESTS_GPU_CASE_H
+#ifndef PS_TESTS_ENGINE_GPU_CASE_H
+#define PS_TESTS_ENGINE_GPU_CASE_H
 
 #include "core/arena.h"
 #include "core/checked.h"

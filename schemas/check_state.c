@@ -1,6 +1,7 @@
 /* Contents of buffers, and races between instructions that touch the same bytes. */
 #include "schemas/check_state.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/checked.h"
@@ -31,9 +32,54 @@ static bool init_contents(ps_check_state *s, ps_buffer_state *b, const ps_plan_b
     return b->cells != NULL;
 }
 
+typedef struct extent {
+    uint64_t begin, end;
+    ps_space space;
+    uint32_t buffer;
+} extent;
+
+static int compare_extents(const void *a, const void *b) {
+    const extent *x = a, *y = b;
+    if (x->space != y->space)
+        return x->space < y->space ? -1 : 1;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+/* Which buffers share bytes: by place, so that only neighbours are compared. Twice: to count, then to list. */
+static bool find_overlaps(ps_check_state *s, ps_arena *arena) {
+    uint32_t n = s->program->n_buffers, at = 0;
+    extent *list = ps_arena_array(arena, n, sizeof *list);
+    if (list == NULL)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        list[i] = (extent){s->buffers[i].begin, s->buffers[i].end, s->program->buffers[i].space, i};
+    if (n != 0)
+        qsort(list, n, sizeof *list, compare_extents);
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t k = i + 1; k < n && list[k].space == list[i].space && list[k].begin < list[i].end; k++) {
+                uint32_t pair[2] = {list[i].buffer, list[k].buffer};
+                for (int x = 0; x < 2 && ps_check_overlap(s, pair[0], pair[1]); x++) {
+                    ps_buffer_state *b = &s->buffers[pair[x]];
+                    if (pass == 1)
+                        s->overlaps[b->overlap0 + b->n_overlaps] = pair[1 - x];
+                    b->n_overlaps++;
+                }
+            }
+        for (uint32_t i = 0; i < n && pass == 0; i++) {
+            s->buffers[i].overlap0 = at;
+            at += s->buffers[i].n_overlaps;
+            s->buffers[i].n_overlaps = 0;
+        }
+        if (pass == 0 && (s->overlaps = ps_arena_array(arena, at, sizeof *s->overlaps)) == NULL)
+            return false;
+    }
+    return true;
+}
+
 bool ps_check_state_init(ps_check_state *s, ps_arena *arena, const ps_program *program, const ps_tier *tier,
                          uint32_t n_tiles) {
-    uint32_t n = program->n_buffers, n_overlaps = 0;
+    uint32_t n = program->n_buffers;
     s->program = program;
     s->arena = arena;
     s->n_tiles = n_tiles;
@@ -53,21 +99,7 @@ bool ps_check_state_init(ps_check_state *s, ps_arena *arena, const ps_program *p
         if (!init_contents(s, b, &program->buffers[i]))
             return false;
     }
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t k = 0; k < n; k++)
-            n_overlaps += ps_check_overlap(s, i, k);
-    s->overlaps = ps_arena_array(arena, n_overlaps, sizeof *s->overlaps);
-    if (s->overlaps == NULL)
-        return false;
-    n_overlaps = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        s->buffers[i].overlap0 = n_overlaps;
-        for (uint32_t k = 0; k < n; k++)
-            if (ps_check_overlap(s, i, k))
-                s->overlaps[n_overlaps++] = k;
-        s->buffers[i].n_overlaps = n_overlaps - s->buffers[i].overlap0;
-    }
-    return true;
+    return find_overlaps(s, arena);
 }
 
 static ps_cell *cell_of(const ps_check_state *s, uint16_t buffer, uint32_t tile) {

@@ -318,6 +318,8 @@ ps_status ps_plan_validate_level(const ps_plan *plan, const ps_level *level, ps_
         return status;
     if (level->bucket_tokens == 0 || level->n_seqs == 0 || level->n_threads == 0 || level->n_tiers == 0)
         return ps_error_set(err, PS_E_DATA, "level", "bucket, sequences, threads and tiers must not be zero");
+    if (level->n_tiers > PS_PLAN_MAX_TIERS)
+        return ps_error_set(err, PS_E_DATA, "tiers", "%u, at most %d", level->n_tiers, PS_PLAN_MAX_TIERS);
     if (level->vram_work_bytes % PS_VRAM_ALIGN != 0 || level->vram_weight_bytes % PS_VRAM_ALIGN != 0)
         return ps_error_set(err, PS_E_DATA, "vram", "both arenas are multiples of %d bytes", PS_VRAM_ALIGN);
     for (uint32_t i = 0; i < plan->n_shards; i++)

@@ -176,6 +176,10 @@ static inline void shadow_pass(shadow *s, uint32_t i, bool end) {
         return;
     for (int j = 0; j < (in->op == PS_OP_ADD ? 2 : 1) && s->wrong[0] == '\0'; j++) {
         uint64_t one = 0;
+        if (in->src[j] == PS_NO_BUFFER) {
+            shadow_fail(s, i, "a source is missing");
+            return;
+        }
         const ps_plan_buffer *from = &s->program->buffers[in->src[j]];
         if (from->value != to->value)
             shadow_fail(s, i, "another value");
@@ -212,8 +216,10 @@ static inline void shadow_sources(shadow *s, uint32_t i, uint32_t number, uint64
             if (!shadow_has(s, i, in->src[j], first, last))
                 return;
             shadow_read(s, i, shadow_area(s, in->src[j], it->tile, first, last), &op, it->tile, &one);
-            if (op != number && (op != maker || one != s->full[op]))
+            if (op >= s->op_total || (op != number && (op != maker || one != s->full[op]))) {
                 shadow_fail(s, i, "the residual is neither that nor a partial sum");
+                return;
+            }
             *sum += op == number ? one : shadow_part(number, SHADOW_PLUS);
             continue;
         }

@@ -2,6 +2,7 @@
  * host memory, the arenas become those of the new level, and KV comes back in its layout. */
 #include <string.h>
 
+#include "core/clock.h"
 #include "runtime-min/engine_internal.h"
 
 ps_status ps_engine_find_reachable(ps_engine *e, ps_error *err) {
@@ -100,10 +101,8 @@ uint64_t ps_engine_request_step(ps_engine *e, int direction) {
     return best;
 }
 
-ps_status ps_engine_change_level(ps_engine *e, uint32_t to, ps_error *err) {
+static ps_status change(ps_engine *e, uint32_t to, ps_error *err) {
     const ps_level *from = e->level;
-    if (to == e->level_index)
-        return PS_OK;
     ps_status status = ps_device_sync(e->run.device, err);
     if (status == PS_OK)
         status = ps_engine_kv_save(e, err);
@@ -134,6 +133,15 @@ ps_status ps_engine_change_level(ps_engine *e, uint32_t to, ps_error *err) {
     return PS_OK;
 }
 
+ps_status ps_engine_change_level(ps_engine *e, uint32_t to, ps_error *err) {
+    if (to == e->level_index)
+        return PS_OK;
+    uint64_t start_ns = ps_clock_ns();
+    ps_status status = change(e, to, err);
+    e->stats.change_ns += ps_clock_ns() - start_ns;
+    return status;
+}
+
 ps_status ps_engine_obey_request(ps_engine *e, ps_error *err) {
     uint64_t request = __atomic_load_n(&e->request, __ATOMIC_ACQUIRE);
     /* A step that was given up is run before anything grows: so it ends, however often others change their mind. */
@@ -142,7 +150,16 @@ ps_status ps_engine_obey_request(ps_engine *e, ps_error *err) {
     uint32_t to = level_for_bytes(e, request);
     (void)__atomic_compare_exchange_n(&e->request, &request, PS_NO_REQUEST, false, __ATOMIC_ACQ_REL,
                                       __ATOMIC_RELAXED); /* a newer one stays */
-    return to == UINT32_MAX || to == e->level_index ? PS_OK : ps_engine_change_level(e, to, err);
+    if (to == UINT32_MAX)
+        return PS_OK;
+    ps_status status = ps_engine_change_level(e, to, err);
+    if (status == PS_OK || e->broken)
+        return status;
+    /* Others took the VRAM first: a wish that cannot be met is no reason to end an evaluation. */
+    e->stats.n_refused++;
+    if (err != NULL)
+        *err = (ps_error){0};
+    return PS_OK;
 }
 
 /* Tokens of the longest session. */

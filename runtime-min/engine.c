@@ -131,6 +131,7 @@ static ps_status open_all(ps_engine *e, const ps_engine_options *o, ps_error *er
         (status = choose_level(e, o, err)) != PS_OK)
         return status;
     e->info.budget = e->level->budget;
+    e->asked = e->level->budget_bytes;
     e->info.n_threads = e->level->n_threads;
     if ((status = ps_plan_check(e->plan, e->level, e->model, err)) != PS_OK ||
         (status = ps_engine_find_reachable(e, err)) != PS_OK) {
@@ -199,11 +200,6 @@ const ps_engine_info *ps_engine_get_info(const ps_engine *e) {
 
 void ps_engine_get_stats(const ps_engine *e, ps_engine_stats *out) {
     *out = e->stats;
-    uint64_t used;
-    ps_meter how;
-    if (e->has_device && ps_device_vram_used(e->run.device, &used, &how, NULL) == PS_OK &&
-        used > out->vram_peak_bytes)
-        out->vram_peak_bytes = used;
 }
 
 ps_status ps_engine_vram_used(const ps_engine *e, uint64_t *out_process, uint64_t *out_device,

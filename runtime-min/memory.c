@@ -50,6 +50,8 @@ ps_status ps_engine_open_device(ps_engine *e, const ps_engine_options *o, ps_err
     ps_device_options d = {.emulated = emulated,
                            .emulated_bytes = o->emulated_bytes,
                            .emulated_base_bytes = o->emulated_base_bytes,
+                           .emulated_others = o->emulated_others,
+                           .emulated_others_ctx = o->emulated_others_ctx,
                            .fault = o->device_fault,
                            .fault_ctx = o->device_fault_ctx};
     ps_status status = ps_device_open(&d, &e->run.device, err);

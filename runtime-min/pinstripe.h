@@ -44,6 +44,10 @@ typedef struct ps_engine_options {
     uint64_t lock_limit_bytes;   /* page-lock at most this much for weights; 0: what the machine allows */
     uint64_t memory_limit_bytes; /* host memory for weights; 0: what is free */
     bool fixed_level;            /* stay in the level chosen at load: nothing is set aside for changes */
+    /* For tests: what other processes take of an emulated device, asked at each reading of its meter and when VRAM is
+     * mapped; any thread. NULL: nothing. */
+    uint64_t (*emulated_others)(void *ctx);
+    void *emulated_others_ctx;
     /* Asked before every call to the driver, by its name: true makes it fail. For tests; NULL: never. */
     bool (*device_fault)(void *ctx, const char *call);
     void *device_fault_ctx;
@@ -126,13 +130,15 @@ typedef struct ps_engine_stats {
     double predicted_s;         /* what the plan predicted for those steps */
     uint64_t n_verified;        /* instructions compared in verify mode */
     double worst_verify;        /* largest error as a fraction of the kernel's tolerance */
-    uint64_t vram_peak_bytes; /* the meter's highest reading: at load, at changes of level and at this call */
-    uint64_t copied_bytes;    /* weights copied to the GPU in steps */
-    uint64_t direct_bytes;    /* weights that the GPU read from host memory in steps, apart from experts */
-    uint64_t n_graph_steps;   /* steps that were launched as a graph */
-    uint32_t n_graphs;        /* graphs kept now */
-    uint32_t n_changes;       /* changes of level */
-    uint32_t n_abandoned;     /* steps given up for a change and run again */
+    uint64_t vram_peak_bytes;   /* the meter's highest reading at load and at changes of level */
+    uint64_t copied_bytes;      /* weights copied to the GPU in steps */
+    uint64_t direct_bytes;      /* weights that the GPU read from host memory in steps, apart from experts */
+    uint64_t n_graph_steps;     /* steps that were launched as a graph */
+    uint32_t n_graphs;          /* graphs kept now */
+    uint32_t n_changes;         /* changes of level */
+    uint32_t n_refused;         /* requested changes that failed for want of VRAM; the engine went on */
+    uint64_t change_ns;         /* time in changes, failed ones included */
+    uint32_t n_abandoned;       /* steps given up for a change and run again */
 } ps_engine_stats;
 void ps_engine_get_stats(const ps_engine *engine, ps_engine_stats *out);
 
@@ -143,6 +149,7 @@ void ps_engine_get_stats(const ps_engine *engine, ps_engine_stats *out);
 ps_status ps_engine_set_budget(ps_engine *engine, const char *budget, ps_error *err);
 /* Ask for the level with the largest budget of at most `bytes` (or the smallest there is): an evaluation in progress stops
  * at its next instruction, changes the level, and runs the abandoned step again; otherwise the next evaluation changes first.
+ * A change that fails but leaves the engine usable is counted as refused, and the evaluation goes on.
  * Any thread, and signal handlers. */
 void ps_engine_request_bytes(ps_engine *engine, uint64_t bytes);
 /* The next smaller (-1) or larger (1) budget that can be changed to, seen from the one last asked for; the same budget if

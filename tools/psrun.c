@@ -33,6 +33,10 @@ static const ps_option options[] = {
     {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Threads; the plan must have a level for it."},
     {"device", 0, PS_OPT_TEXT, "WHICH", "auto", 0, 0,
      "auto: a GPU where the budget needs one; cuda; emulated (host memory and threads stand in); none."},
+    {"watch-vram", 0, PS_OPT_SIZE, "TOTAL", NULL, 1, 1e18,
+     "Treat the GPU as having TOTAL bytes, and keep to the largest budget that other processes leave."},
+    {"emulated-others", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0,
+     "For tests: FILE holds the bytes that other processes take of an emulated GPU."},
     {"bench", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Measure prefill and decode on random tokens."},
     {"bench-prompt", 0, PS_OPT_U64, "N", "512", 1, 1e6, "Tokens of a prefill in --bench."},
     {"bench-decode", 0, PS_OPT_U64, "N", "64", 1, 1e6, "Decode steps of a round in --bench."},
@@ -56,7 +60,8 @@ static const ps_command command = {
     .synopsis = "[OPTIONS] MODEL.gguf",
     .summary = "Run a plan that psplan made on its model.",
     .details = "The answer goes to standard output as it is produced; notes, speed and predicted against\n"
-               "measured time go to standard error.",
+               "measured time go to standard error. SIGUSR1 changes to the next smaller budget of the plan,\n"
+               "SIGUSR2 to the next larger one; nothing is lost and nothing computed twice.",
     .examples = "  psrun -m 'Why is the sky blue?' SmolLM2-135M-Instruct.Q4_1.gguf\n"
                 "  psrun --bench --plan tuned.plan.yaml MODEL.gguf\n"
                 "  psrun --raw -m 'Once upon a time' -n 50 --trace run.json MODEL.gguf",
@@ -160,7 +165,7 @@ static ps_status generate(const psrun *r, ps_session *s, const int32_t *prompt, 
         .session = s, .tokens = prompt, .n_tokens = (uint32_t)g->n_prompt, .sampled = &token};
     ps_engine_get_stats(r->engine, &before);
     uint64_t start_ns = ps_clock_ns();
-    ps_status status = ps_engine_eval(r->engine, &item, 1, err);
+    ps_status status = psrun_eval(r, &item, 1, err);
     g->prefill_ns = ps_clock_ns() - start_ns;
     ps_engine_get_stats(r->engine, &after);
     g->prefill_predicted_s = after.predicted_s - before.predicted_s;
@@ -183,7 +188,7 @@ static ps_status generate(const psrun *r, ps_session *s, const int32_t *prompt, 
             break;
         int32_t next = token;
         item = (ps_eval_item){.session = s, .tokens = &next, .n_tokens = 1, .sampled = &token};
-        status = ps_engine_eval(r->engine, &item, 1, err);
+        status = psrun_eval(r, &item, 1, err);
     }
     g->decode_ns = ps_clock_ns() - start_ns;
     ps_engine_get_stats(r->engine, &before);
@@ -215,6 +220,7 @@ static void report(const psrun *r, const generation *g, char *answer) {
             ps_json_u64(j, "verified_instructions", stats.n_verified);
             ps_json_f64(j, "worst_of_tolerance_frac", stats.worst_verify);
         }
+        psrun_vram_json(r, j);
         ps_json_close(j);
         char *text = ps_json_end(j, NULL);
         fputs(text != NULL ? text : "", stdout);
@@ -293,12 +299,11 @@ static void note_start(const psrun *r) {
             info->model_name, info->arch, (double)info->weight_bytes * 1e-6, info->weights, info->budget,
             info->context, info->n_threads, info->n_threads == 1 ? "" : "s", info->cpu_level);
     if (info->budget_bytes != 0)
-        fprintf(stderr,
-                "%s: %.1f MB of VRAM before (%s), %.1f MB of work arena, %.1f MB of weights; weights in host "
-                "memory: %s\n",
-                info->device, (double)info->vram_base_bytes * 1e-6, info->meter,
-                (double)info->vram_work_bytes * 1e-6, (double)info->vram_weight_bytes * 1e-6,
-                info->weights_why);
+        fprintf(
+            stderr,
+            "%s: VRAM %.1f MB before, %.1f MB to work in, %.1f MB of weights (meter: %s); host weights: %s\n",
+            info->device, (double)info->vram_base_bytes * 1e-6, (double)info->vram_work_bytes * 1e-6,
+            (double)info->vram_weight_bytes * 1e-6, info->meter, info->weights_why);
     if (info->synthetic_profile)
         fprintf(stderr, "psrun: warning: the plan comes from a synthetic profile; its predictions are not "
                         "of a real machine\n");
@@ -354,9 +359,15 @@ static ps_status run(const ps_opt_value *values, const char *model, ps_error *er
                            .n_sessions = (uint32_t)option(values, "parallel")->u64,
                            .verify = option(values, "verify")->set,
                            .device = option(values, "device")->text};
+    const char *others = option(values, "emulated-others")->text;
+    if (others != NULL) {
+        o.emulated_others = psrun_emulated_others;
+        o.emulated_others_ctx = (void *)(uintptr_t)others;
+    }
     ps_status status = check_options(values, model, plan_path, err);
     if (status != PS_OK)
         goto done;
+    psrun_vram_block_signals();
     status = ps_engine_open(&o, &r.engine, err);
     if (status == PS_E_NOINPUT && plan != NULL && err != NULL && strcmp(err->subject, plan) == 0)
         (void)ps_error_set(err, status, plan,
@@ -366,6 +377,9 @@ static ps_status run(const ps_opt_value *values, const char *model, ps_error *er
     if (status != PS_OK)
         goto done;
     note_start(&r);
+    status = psrun_vram_start(&r, err);
+    if (status != PS_OK)
+        goto done;
     const char *trace = option(values, "trace")->text;
     if (trace != NULL)
         status = ps_engine_trace_start(r.engine, err);
@@ -379,9 +393,12 @@ static ps_status run(const ps_opt_value *values, const char *model, ps_error *er
         status = psrun_parallel(&r, err);
     else
         status = answer_prompt(&r, err);
+    if (status == PS_OK)
+        psrun_vram_end(&r);
     if (status == PS_OK && trace != NULL)
         status = ps_engine_trace_write(r.engine, trace, err);
 done:
+    psrun_vram_free(&r);
     ps_engine_close(r.engine);
     free(plan);
     return status;

@@ -14,6 +14,8 @@ typedef struct bench_row {
     uint32_t n;
     double *seconds; /* [n] samples of one sample's time */
     double predicted_s;
+    uint64_t n_steps, copied_bytes,
+        direct_bytes; /* of the last sample; bytes that the GPU took from the host */
 } bench_row;
 
 static int by_value(const void *a, const void *b) {
@@ -46,19 +48,37 @@ typedef struct bench_run {
     ps_eval_item *items;
 } bench_run;
 
-static ps_status timed_eval(const bench_run *b, double *seconds, double *predicted_s, ps_error *err) {
-    ps_engine_stats before, after;
-    ps_engine_get_stats(b->r->engine, &before);
+/* What a row counts, up to now. */
+typedef struct bench_count {
+    uint64_t n_steps, copied_bytes, direct_bytes;
+    double predicted_s;
+} bench_count;
+
+static bench_count count(const bench_run *b) {
+    ps_engine_stats s;
+    ps_engine_get_stats(b->r->engine, &s);
+    return (bench_count){s.n_steps, s.copied_bytes, s.direct_bytes, s.predicted_s};
+}
+
+static void add_sample(bench_row *row, double seconds, const bench_count *from, const bench_count *to) {
+    row->seconds[row->n++] = seconds;
+    row->predicted_s = to->predicted_s - from->predicted_s;
+    row->n_steps = to->n_steps - from->n_steps;
+    row->copied_bytes = to->copied_bytes - from->copied_bytes;
+    row->direct_bytes = to->direct_bytes - from->direct_bytes;
+}
+
+static ps_status timed_eval(const bench_run *b, double *seconds, ps_error *err) {
     uint64_t start_ns = ps_clock_ns();
     ps_status status = ps_engine_eval(b->r->engine, b->items, b->n_seqs, err);
-    *seconds = (double)(ps_clock_ns() - start_ns) * 1e-9;
-    ps_engine_get_stats(b->r->engine, &after);
-    *predicted_s = after.predicted_s - before.predicted_s;
+    *seconds += (double)(ps_clock_ns() - start_ns) * 1e-9;
+    if (status == PS_OK)
+        psrun_vram_note(b->r);
     return status;
 }
 
 static ps_status one_round(const bench_run *b, bench_row *prefill, bench_row *decode, ps_error *err) {
-    double seconds, predicted;
+    double prefill_s = 0, decode_s = 0;
     uint32_t n_prompt = (uint32_t)(prefill->n_tokens / b->n_seqs);
     for (uint32_t k = 0; k < b->n_seqs; k++) {
         ps_session_reset(b->sessions[k]);
@@ -67,22 +87,20 @@ static ps_status one_round(const bench_run *b, bench_row *prefill, bench_row *de
                                      .n_tokens = n_prompt,
                                      .sampled = &b->tokens[k]};
     }
-    ps_status status = timed_eval(b, &seconds, &predicted, err);
-    prefill->seconds[prefill->n++] = seconds;
-    prefill->predicted_s = predicted;
-    double decode_s = 0, decode_predicted_s = 0;
+    bench_count start = count(b), middle, end;
+    ps_status status = timed_eval(b, &prefill_s, err);
+    middle = count(b);
+    add_sample(prefill, prefill_s, &start, &middle);
     for (uint64_t i = 0; i < decode->n_tokens / b->n_seqs && status == PS_OK; i++) {
         for (uint32_t k = 0; k < b->n_seqs; k++) {
             b->tokens[b->n_seqs + k] = b->tokens[k];
             b->items[k].tokens = &b->tokens[b->n_seqs + k];
             b->items[k].n_tokens = 1;
         }
-        status = timed_eval(b, &seconds, &predicted, err);
-        decode_s += seconds;
-        decode_predicted_s += predicted;
+        status = timed_eval(b, &decode_s, err);
     }
-    decode->seconds[decode->n++] = decode_s;
-    decode->predicted_s = decode_predicted_s;
+    end = count(b);
+    add_sample(decode, decode_s, &middle, &end);
     return status;
 }
 
@@ -104,6 +122,11 @@ static void print_row(const bench_row *row, ps_json *j) {
     ps_json_f64(j, "q1_s", q1);
     ps_json_f64(j, "q3_s", q3);
     ps_json_f64(j, "predicted_s", row->predicted_s);
+    ps_json_u64(j, "steps", row->n_steps);
+    ps_json_f64(j, "copied_bytes_per_step",
+                row->n_steps == 0 ? 0 : (double)row->copied_bytes / (double)row->n_steps);
+    ps_json_f64(j, "direct_bytes_per_step",
+                row->n_steps == 0 ? 0 : (double)row->direct_bytes / (double)row->n_steps);
     ps_json_close(j);
 }
 
@@ -121,6 +144,7 @@ static void print_result(const psrun *r, const bench_row *rows) {
     ps_json_str(j, "cpu_level", info->cpu_level);
     ps_json_u64(j, "threads", info->n_threads);
     ps_json_f64(j, "load_s", (double)info->load_ns * 1e-9);
+    psrun_vram_json(r, j);
     print_row(&rows[0], j);
     print_row(&rows[1], j);
     ps_json_close(j);

@@ -113,7 +113,7 @@ static ps_status step(batch *b, ps_error *err) {
                                        .n_tokens = l->prompt != NULL ? (uint32_t)l->of->n_prompt : 1,
                                        .sampled = &l->sampled};
     }
-    ps_status status = ps_engine_eval(b->r->engine, b->items, n, err);
+    ps_status status = psrun_eval(b->r, b->items, n, err);
     for (uint32_t i = 0; i < b->n_lanes && status == PS_OK; i++) {
         lane *l = &b->lanes[i];
         if (l->of == NULL)
@@ -156,6 +156,7 @@ static void report(const batch *b, double seconds) {
     ps_json_f64(j, "seconds", seconds);
     ps_json_u64(j, "prompt_tokens", n_prompt);
     ps_json_u64(j, "generated_tokens", n_generated);
+    psrun_vram_json(b->r, j);
     ps_json_array(j, "answers");
     for (uint32_t i = 0; i < b->n_requests; i++) {
         const request *q = &b->requests[i];

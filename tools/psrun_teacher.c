@@ -25,7 +25,7 @@ static ps_status run_windows(const psrun *r, ps_session *s, const int32_t *ids, 
                                  .n_tokens = (uint32_t)(n - i < chunk ? n - i : chunk),
                                  .logits = logits + i * n_vocab,
                                  .all_logits = true};
-            ps_status status = ps_engine_eval(r->engine, &item, 1, err);
+            ps_status status = psrun_eval(r, &item, 1, err);
             if (status != PS_OK)
                 return status;
         }

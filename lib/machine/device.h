@@ -68,6 +68,10 @@ typedef struct ps_device_options {
      * reports nothing. NULL: never. */
     bool (*fault)(void *ctx, const char *call);
     void *fault_ctx;
+    /* What other processes take of an emulated device: asked at each reading of the meter, and when VRAM is mapped. Any
+     * thread. NULL: nothing. */
+    uint64_t (*emulated_others)(void *ctx);
+    void *emulated_others_ctx;
 } ps_device_options;
 
 typedef struct ps_device_info {

@@ -492,9 +492,18 @@ static void emulated_unreserve(ps_device *d, uint8_t *base, uint64_t bytes) {
     munmap(base, bytes);
 }
 
+/* What other processes take, in so far as it can be: VRAM that we have is ours. */
+static uint64_t others(const ps_device *d) {
+    if (d->options.emulated_others == NULL)
+        return 0;
+    const uint64_t own = atomic_load(&((const emulated *)d)->mapped) + d->options.emulated_base_bytes;
+    const uint64_t bytes = d->options.emulated_others(d->options.emulated_others_ctx);
+    return bytes < d->info.vram_bytes - own ? bytes : d->info.vram_bytes - own;
+}
+
 static ps_status emulated_map(ps_device *d, uint8_t *at, uint64_t bytes, ps_error *err) {
     emulated *e = (emulated *)d;
-    const uint64_t used = atomic_load(&e->mapped) + d->options.emulated_base_bytes;
+    const uint64_t used = atomic_load(&e->mapped) + d->options.emulated_base_bytes + others(d);
     if (refuse(d, "vram_resize", PS_E_NOMEM, err))
         return PS_E_NOMEM;
     if (bytes > d->info.vram_bytes - used || mprotect(at, bytes, PROT_READ | PROT_WRITE) != 0)
@@ -562,7 +571,7 @@ static ps_status emulated_vram_used(ps_device *d, uint64_t *out_bytes, ps_meter 
 static ps_status emulated_vram_all(ps_device *d, uint64_t *out_used, uint64_t *out_total, ps_error *err) {
     if (refuse(d, "vram_all", PS_E_UNAVAILABLE, err))
         return PS_E_UNAVAILABLE;
-    *out_used = d->options.emulated_base_bytes + atomic_load(&((emulated *)d)->mapped);
+    *out_used = d->options.emulated_base_bytes + atomic_load(&((emulated *)d)->mapped) + others(d);
     *out_total = d->info.vram_bytes;
     return PS_OK;
 }

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Levels at run time on the emulated device: SIGUSR1 and SIGUSR2, --watch-vram with other processes that come and go, what
+# is said of memory. Whatever happens meanwhile, the tokens are those of an undisturbed run.
+set -uo pipefail
+dir=$(mktemp -d)
+pid=
+trap '[ -z "$pid" ] || kill "$pid" 2>/dev/null; rm -rf "$dir"' EXIT
+bin=${PS_BIN:?}
+failures=0
+
+fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+must() { "$@" >"$dir/log" 2>&1 || { cat "$dir/log"; fail "$*"; exit 1; }; }
+# until WHAT COMMAND...: it must succeed within 60 s.
+until_true() {
+  local what=$1
+  shift
+  for ((i = 0; i < 1200; i++)); do
+    "$@" && return 0
+    sleep 0.05
+  done
+  fail "not within a minute: $what: $(cat "$dir/err")"
+}
+grown() { [ "$(stat -c %s "$dir/out")" -ge "$1" ]; }
+said() { grep -q -- "$1" "$dir/err"; }
+n_changes() { [ "$(grep -c 'changed in .* ms$' "$dir/err")" -ge "$1" ]; }
+changed_to() { grep "changed in" "$dir/err" | tail -n 1 | grep -q "budget $1,"; }
+
+# Experts are most of this model's bytes and few of its work: budgets hold different shares of it, and tokens come fast.
+m=$dir/m.gguf
+must "$bin/pssynth" --preset tiny-qwen3moe --n-expert 128 --n-ff-expert 256 --type F16 "$m"
+must "$bin/pstune" --null --device null --quick --output "$dir/profile.yaml"
+must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 2048 --budget 620MiB,660MiB,720MiB --force direct --output "$dir/p.yaml" "$m"
+must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --budget host --output "$dir/host.yaml" "$m"
+run=("$bin/psrun" --device emulated --plan "$dir/p.yaml" --raw -m 'Hello' -n 300 "$m")
+
+"${run[@]}" --budget 620MiB --quiet >"$dir/quiet" 2>"$dir/err" || fail "undisturbed run: $(cat "$dir/err")"
+[ -s "$dir/err" ] && fail "--quiet is not: $(cat "$dir/err")"
+
+# Signals: two budgets down, no further, one up.
+"${run[@]}" --budget 720MiB >"$dir/out" 2>"$dir/err" &
+pid=$!
+until_true "first tokens" grown 20
+kill -USR1 $pid
+until_true "first change" n_changes 1
+changed_to 660MiB || fail "SIGUSR1: $(cat "$dir/err")"
+kill -USR1 $pid
+until_true "second change" n_changes 2
+changed_to 620MiB || fail "SIGUSR1 again: $(cat "$dir/err")"
+kill -USR1 $pid
+until_true "nothing smaller" said "SIGUSR1: the plan has no smaller budget"
+kill -USR2 $pid
+until_true "third change" n_changes 3
+changed_to 660MiB || fail "SIGUSR2: $(cat "$dir/err")"
+wait $pid || fail "run with signals: exit $?"
+pid=
+cmp -s "$dir/quiet" "$dir/out" || fail "signals change the tokens"
+grep -q '^VRAM .* MB at most, budget 660MiB$' "$dir/err" || fail "no peak: $(cat "$dir/err")"
+grep -q warning.*budget "$dir/err" && fail "above the budget: $(cat "$dir/err")"
+
+# Other processes: they take nearly everything, leave room for the middle budget, then all of it. The emulated device has 8 GiB.
+echo 0 >"$dir/others"
+"${run[@]}" --tokens 2000 --budget 620MiB --watch-vram 8GiB --emulated-others "$dir/others" >"$dir/out" 2>"$dir/err" &
+pid=$!
+set_others() { echo $(($1 << 20)) >"$dir/others.new" && mv "$dir/others.new" "$dir/others"; }
+until_true "largest budget at once" changed_to 720MiB
+set_others $((8192 - 400))
+until_true "smallest budget" changed_to 620MiB
+set_others $((8192 - 700))
+until_true "middle budget" changed_to 660MiB
+set_others 0
+until_true "largest budget again" changed_to 720MiB
+until_true "tokens after it" grown $(($(stat -c %s "$dir/out") + 5))
+kill $pid
+wait $pid 2>/dev/null
+pid=
+same=$(($(stat -c %s "$dir/out" "$dir/quiet" | sort -n | head -n 1) - 1))
+cmp -s -n $same "$dir/quiet" "$dir/out" || fail "--watch-vram changes the tokens"
+[ "$(grep -c 'changed in' "$dir/err")" -le 5 ] || fail "levels flap: $(cat "$dir/err")"
+
+# JSON: what it took, by part.
+"$bin/psrun" --device emulated --plan "$dir/p.yaml" --budget 620MiB --bench --bench-prompt 20 --bench-decode 3 --repeat 1 --json "$m" >"$dir/json" 2>/dev/null ||
+  fail "--bench --json: exit $?"
+python3 - "$dir/json" <<'P' || fail "--bench --json: $(cat "$dir/json")"
+import json, sys
+d = json.load(open(sys.argv[1]))
+parts = d["vram_base_bytes"] + d["vram_work_bytes"] + d["vram_weight_bytes"]
+assert d["device"] == "emulated" and d["budget_bytes"] == 620 << 20
+assert parts <= d["peak_vram_bytes"] <= d["budget_bytes"], d
+assert d["load_s"] > 0 and d["steps"] > 0 and d["prefill"]["steps"] >= 1 and d["decode"]["steps"] == 3, d
+P
+# Where it cannot be done.
+"$bin/psrun" --plan "$dir/host.yaml" --raw -m a -n 2 --watch-vram 4GiB -q "$m" >/dev/null 2>"$dir/err"
+[ $? -eq 69 ] && said "no GPU takes part" || fail "--watch-vram without a GPU: $(cat "$dir/err")"
+"${run[@]}" --watch-vram 9GiB -q >/dev/null 2>"$dir/err"
+[ $? -eq 64 ] && said "the GPU has" || fail "--watch-vram of more than there is: $(cat "$dir/err")"
+
+[ $failures -eq 0 ] || exit 1
+echo "levels on the emulated device: passed"

@@ -2,7 +2,7 @@
 """End-to-end runs on a GPU: the cells of the peers' table, every forced family in turn, prefill and decode and peak VRAM.
 
 Usage: gpu_cells.py --bin BUILD --profile FILE --models DIR [--cells NAME,...] [--families F,...] [--json FILE] [--repeat N]
-Models are synthetic (pssynth presets, written to DIR unless they are there). For each cell and family: psplan --force, then
+A family "auto" is what psplan picks by itself. Models are synthetic (pssynth presets, written to DIR unless they are there). For each cell and family: psplan --force, then
 psrun --bench --json. Prints a line per run and per cell the best prefill and decode of all families against the peers'
 (the better of llama.cpp b6097 hand-placed and the artifact of pipelined sharding, on an H200 with PCIe 5 x16 and 16 cores).
 Exit 0: no run failed and none was above its budget; speed is reported, not judged, since peers were measured elsewhere.
@@ -50,6 +50,7 @@ def main():
     a.add_argument("--families", default=",".join(FAMILIES))
     a.add_argument("--json")
     a.add_argument("--repeat", default="3")
+    a.add_argument("--threads", type=int, default=0, help="instead of the cells' own")
     a.add_argument("--timeout", type=float, default=120)
     o = a.parse_args()
     wanted = o.cells.split(",") if o.cells else [c[0] for c in CELLS]
@@ -57,6 +58,7 @@ def main():
     for name, preset, context, mib, threads, seqs, prompt, steps, peer_prefill, peer_decode in CELLS:
         if name not in wanted:
             continue
+        threads = o.threads or threads
         model = os.path.join(o.models, preset + ".gguf")
         if not os.path.exists(model):
             rc, _, err, s = run([f"{o.bin}/pssynth", "--preset", preset, model], 600)
@@ -67,7 +69,9 @@ def main():
         for family in o.families.split(","):
             plan = os.path.join(o.models, f"{name}-{family}.plan")
             command = [f"{o.bin}/psplan", "--profile", o.profile, "--budget", f"{mib}MiB", "--context", str(context),
-                       "--parallel", str(seqs), "--force", family, "--format", "binary", "--output", plan, model]
+                       "--parallel", str(seqs), "--format", "binary", "--output", plan, model]
+            if family != "auto":
+                command[1:1] = ["--force", family]
             if threads:
                 command[1:1] = ["--threads", str(threads)]
             rc, out, err, plan_s = run(command, 60)

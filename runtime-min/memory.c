@@ -435,8 +435,7 @@ ps_status ps_engine_enter_level(ps_engine *e, ps_error *err) {
 void ps_engine_close_memory(ps_engine *e) {
     ps_run_device *r = &e->run;
     if (e->has_device) {
-        ps_device_poison(r->device);
-        (void)ps_device_sync(r->device, NULL); /* it is given back whatever its state */
+        ps_device_finish(r->device); /* weights are still there */
         ps_device_drop_graphs(e);
     }
     ps_weights_close(e->weights);

@@ -76,13 +76,19 @@ static void drop_block(ps_device *d, ps_device_block *block) {
     free(block);
 }
 
-void ps_device_close(ps_device *device) {
+void ps_device_finish(ps_device *device) {
     if (!device)
         return;
     device->options.fault = NULL; /* nobody can be told any more, and what follows has to be done */
     ps_device_poison(device);
     ps_device_capture_abort(device);
     (void)device->driver->sync(device, NULL); /* if the device is lost, so is what was enqueued */
+}
+
+void ps_device_close(ps_device *device) {
+    if (!device)
+        return;
+    ps_device_finish(device);
     while (device->graphs)
         ps_device_graph_free(device, device->graphs);
     while (device->ranges)

@@ -89,6 +89,9 @@ ps_status ps_device_open(const ps_device_options *options, ps_device **out, ps_e
 /* Poisons, so that nothing waits for the CPU any more, lets what is enqueued end, and frees everything that is still
  * allocated from it: ranges, host memory, graphs. NULL is allowed. */
 void ps_device_close(ps_device *device);
+/* The first half of it, for callers with memory of their own that the device may still read: nothing is enqueued or runs any
+ * more, and nothing but freeing may follow. NULL is allowed. */
+void ps_device_finish(ps_device *device);
 const ps_device_info *ps_device_get_info(const ps_device *device);
 /* cudaStream_t of a stream, for ps_cuda_on; NULL for emulated devices: enqueue functions instead. */
 void *ps_device_stream(const ps_device *device, ps_stream stream);

@@ -178,6 +178,7 @@ static inline uint16_t gc_next_slot(gc *g, uint64_t bytes) {
     if (g->level->n_slots == 0)
         return gc_slot(g, bytes);
     uint32_t want = g->n_used++ % g->level->n_slots, found = 0;
+    want += g->level->kv == GC_KV_SLOT; /* the caches' comes first */
     for (uint32_t i = 0; i < g->p->n_buffers; i++)
         if (g->p->buffers[i].rows == PS_ROWS_SLOT && g->p->buffers[i].cols != 1 && found++ == want) {
             uint32_t cols = (uint32_t)((bytes + 255) / 256 * 256);
@@ -405,8 +406,6 @@ static inline void gc_program(gc *g, ps_program *p, bool tiled) {
             most = bytes > most ? bytes : most;
         }
         gc_slot(g, most);
-        if (g->level->n_slots != 0)
-            g->n_used++; /* the weights' come behind it */
     }
     gc_block(g, PS_LOOP_ONCE, 1, tiled);
     gc_shard(g, PS_SHARD_EMBED);

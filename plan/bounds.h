@@ -13,9 +13,9 @@ typedef struct ps_step_work {
     double weight_bytes; /* every weight the step needs once; experts: the expected distinct ones */
     double kv_bytes;     /* caches read, and written for the new tokens */
     double flops;
-    double expert_bytes, all_expert_bytes;         /* of the weights: experts that are expected, and all there are */
-    double attn_bytes, attn_matrix_flops;          /* attention blocks' matrices */
-    double attention_flops;                        /* of flops: scores and sums over the cache */
+    double expert_bytes, all_expert_bytes; /* of the weights: experts that are expected, and all there are */
+    double attn_bytes, attn_matrix_flops;  /* attention blocks' matrices */
+    double attention_flops;                /* of flops: scores and sums over the cache */
 } ps_step_work;
 
 /* kv_len: positions that each sequence holds after the step. */

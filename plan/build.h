@@ -35,7 +35,8 @@ ps_status ps_build_tier(ps_building *b, const ps_lower_request *r, ps_arena *are
 /* Times of a tier: simulated at an empty and at a full bucket. */
 ps_status ps_build_predict(ps_building *b, const ps_lower_request *r, const ps_program *p, ps_tier *tier);
 /* A request without a place for a tier of a level. */
-ps_lower_request ps_build_request(const ps_plan_request *q, const ps_level_request *level, uint32_t max_tokens);
+ps_lower_request ps_build_request(const ps_plan_request *q, const ps_level_request *level,
+                                  uint32_t max_tokens);
 
 /* A level with a GPU, in three steps. First each level by itself: families, longest step, and how much of VRAM is for
  * weights. Then, all levels known, the resident pieces that they share; last the level itself. */
@@ -46,7 +47,8 @@ typedef struct ps_gpu_choice {
     uint32_t n_attn;                   /* layers whose attention and KV are in VRAM */
     double workload_s;                 /* predicted */
 } ps_gpu_choice;
-ps_status ps_gpu_choose(ps_building *b, const ps_level_request *lr, ps_gpu_choice *out, ps_shortage *shortage);
+ps_status ps_gpu_choose(ps_building *b, const ps_level_request *lr, ps_gpu_choice *out,
+                        ps_shortage *shortage);
 /* resident: the set as grown for this level. */
 ps_status ps_gpu_build(ps_building *b, const ps_level_request *lr, const ps_gpu_choice *choice,
                        const ps_resident_set *resident, ps_level *level);

@@ -111,8 +111,7 @@ static ps_status stream_expand(stream *s, const ps_program *p, uint32_t tiles, u
 }
 
 static bool bit_get(const ended *a, uint32_t distance) {
-    return distance >= 1 && distance <= WINDOW &&
-           (a->bits[(distance - 1) / 64] >> ((distance - 1) % 64) & 1);
+    return distance >= 1 && distance <= WINDOW && (a->bits[(distance - 1) / 64] >> ((distance - 1) % 64) & 1);
 }
 
 /* Has f ended when e starts, as far as is known? */
@@ -366,11 +365,10 @@ static ps_status add_waits(ps_program *p, const bool *uses_scratch, uint32_t til
         if (!status)
             reduce(&s, in, e, &c, &overflow);
         if (overflow)
-            status =
-                ps_error_set(err, PS_E_INTERNAL, "program",
-                             "the waits of instruction %u (%s) cannot be written down: more than %d, or "
-                             "across a loop over tiles",
-                             s.ids[e], ps_op_get(in->op)->name, PS_MAX_WAITS);
+            status = ps_error_set(err, PS_E_INTERNAL, "program",
+                                  "the waits of instruction %u (%s) cannot be written down: more than %d, or "
+                                  "across a loop over tiles",
+                                  s.ids[e], ps_op_get(in->op)->name, PS_MAX_WAITS);
     }
     free(res);
     stream_free(&s);
@@ -397,7 +395,8 @@ ps_status ps_deps_waits(ps_program *p, const bool *uses_scratch, ps_error *err) 
 typedef struct range {
     uint16_t buffer;
     uint32_t first, last, n_accesses;
-    uint32_t n_starts; /* of the accesses: the writes before anything reads, any of which may be the first in time */
+    uint32_t
+        n_starts; /* of the accesses: the writes before anything reads, any of which may be the first in time */
     uint32_t access[MAX_LIST];
     bool overflow; /* more accesses than listed: conflicts with all it meets */
     bool open;     /* only partial writes so far: a further one adds to it */

@@ -7,8 +7,14 @@
 /* Slots and ranges: two of 16 MiB keep the bus busy while few rows are computed, three of 32 MiB while many are. Where
  * the CPU and the bus share the feed-forward blocks, the attention matrices of the next layer come meanwhile: a slot
  * for each of the four. */
-enum { FEW_SLOTS = 2, FEW_RANGE = 16 << 20, MANY_SLOTS = 3, MANY_RANGE = 32 << 20,
-       ATTN_SLOTS = 4, ATTN_RANGE = 128 << 20 };
+enum {
+    FEW_SLOTS = 2,
+    FEW_RANGE = 16 << 20,
+    MANY_SLOTS = 3,
+    MANY_RANGE = 32 << 20,
+    ATTN_SLOTS = 4,
+    ATTN_RANGE = 128 << 20
+};
 
 #define FAMILY_NAME(name, text) text,
 static const char *const family_names[] = {PS_FAMILY_LIST(FAMILY_NAME)};
@@ -54,7 +60,7 @@ static double product_s(const ps_lower_request *r, ps_queue queue, ps_beside bes
         elements *= 3.0 * q.heads_kv * (1 - pow(1 - q.kv_len / q.heads_kv, (double)q.n_tokens));
     const ps_dtype_info *info = ps_dtype_find((uint32_t)type);
     double bytes = info ? elements * info->block_bytes / info->block_elems : elements * 4;
-    double rate = queue == PS_QUEUE_CPU         ? ps_cost_dram_bytes_per_s(r->cost, r->n_threads)
+    double rate = queue == PS_QUEUE_CPU        ? ps_cost_dram_bytes_per_s(r->cost, r->n_threads)
                   : beside == PS_BESIDE_DIRECT ? ps_cost_bus_bytes_per_s(r->cost, PS_BUS_DIRECT, 16 << 20)
                                                : p->gpu.hbm_read_bytes_per_s.median;
     return rate > 0 ? bytes / rate : 0;
@@ -67,8 +73,8 @@ static double hidden_s(const ps_lower_request *r, uint32_t layer, ps_queue queue
     double sum = 0;
     for (int i = 0; i < 3 && columns; i++) {
         const ps_weight *w = ps_model_weight(r->model, layer, roles[i]);
-        ps_cost_query q = {.rows = i < 2 ? columns : w->rows, .cols = i < 2 ? w->cols : columns,
-                           .n_tokens = r->max_tokens};
+        ps_cost_query q = {
+            .rows = i < 2 ? columns : w->rows, .cols = i < 2 ? w->cols : columns, .n_tokens = r->max_tokens};
         sum += product_s(r, queue, beside, PS_OP_MATMUL, w->type, q);
     }
     return sum;
@@ -117,7 +123,8 @@ static uint64_t hidden_share(const ps_lower_request *r, uint32_t layer, uint64_t
     uint64_t all = r->model->layers[layer].n_ff, rest = all - held, step = ps_ffn_step(r->model, layer);
     ps_contention c = ps_contention_of(r->cost, r->n_threads);
     double h2d = ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20) * c.h2d_by_cpu;
-    double cpu = hidden_s(r, layer, PS_QUEUE_CPU, PS_BESIDE_IDLE, rest) / (copied ? c.cpu_by_h2d : c.cpu_by_direct);
+    double cpu =
+        hidden_s(r, layer, PS_QUEUE_CPU, PS_BESIDE_IDLE, rest) / (copied ? c.cpu_by_h2d : c.cpu_by_direct);
     double gpu = hidden_s(r, layer, PS_QUEUE_GPU, PS_BESIDE_DIRECT, rest) / c.direct_by_cpu;
     if (copied) {
         double bytes = 0;
@@ -131,7 +138,8 @@ static uint64_t hidden_share(const ps_lower_request *r, uint32_t layer, uint64_t
         gpu_start = -attention_s(r, layer);
     if (h2d > 0)
         gpu_start += copied_bytes / h2d;
-    double x = share((double)rest, crossing_s(r) + rows_s(r) + 4 * r->profile->barrier_s.median, cpu, gpu_start, gpu);
+    double x = share((double)rest, crossing_s(r) + rows_s(r) + 4 * r->profile->barrier_s.median, cpu,
+                     gpu_start, gpu);
     if (copied)
         x = worth_it((double)rest, x);
     if (!step)
@@ -152,7 +160,8 @@ static uint64_t head_share(const ps_lower_request *r, uint64_t held) {
     double gpu = product_s(r, PS_QUEUE_GPU, PS_BESIDE_DIRECT, PS_OP_MATMUL, w->type, q) / c.direct_by_cpu;
     q.rows = held;
     double start = held ? product_s(r, PS_QUEUE_GPU, PS_BESIDE_IDLE, PS_OP_MATMUL, w->type, q) : 0;
-    uint64_t n = (uint64_t)(share((double)rest, crossing_s(r), cpu, start, gpu) / HEAD_ROWS + 0.5) * HEAD_ROWS;
+    uint64_t n =
+        (uint64_t)(share((double)rest, crossing_s(r), cpu, start, gpu) / HEAD_ROWS + 0.5) * HEAD_ROWS;
     return n > rest ? rest : n;
 }
 
@@ -166,11 +175,15 @@ static uint32_t direct_experts(const ps_lower_request *r, uint32_t layer, uint64
                        .heads_kv = y->n_expert,
                        .kv_len = y->n_expert_used,
                        .n_tokens = r->max_tokens};
-    double distinct = y->n_expert * (1 - pow(1 - (double)y->n_expert_used / y->n_expert, (double)r->max_tokens));
+    double distinct =
+        y->n_expert * (1 - pow(1 - (double)y->n_expert_used / y->n_expert, (double)r->max_tokens));
     double resident = distinct * (double)held / y->n_expert, others = distinct - resident;
-    double cpu = product_s(r, PS_QUEUE_CPU, PS_BESIDE_IDLE, PS_OP_MOE_DISPATCH, w->type, q) * others / distinct;
-    double gpu = product_s(r, PS_QUEUE_GPU, PS_BESIDE_DIRECT, PS_OP_MOE_DISPATCH, w->type, q) * others / distinct;
-    double start = product_s(r, PS_QUEUE_GPU, PS_BESIDE_IDLE, PS_OP_MOE_DISPATCH, w->type, q) * resident / distinct;
+    double cpu =
+        product_s(r, PS_QUEUE_CPU, PS_BESIDE_IDLE, PS_OP_MOE_DISPATCH, w->type, q) * others / distinct;
+    double gpu =
+        product_s(r, PS_QUEUE_GPU, PS_BESIDE_DIRECT, PS_OP_MOE_DISPATCH, w->type, q) * others / distinct;
+    double start =
+        product_s(r, PS_QUEUE_GPU, PS_BESIDE_IDLE, PS_OP_MOE_DISPATCH, w->type, q) * resident / distinct;
     double n = share(others, crossing_s(r), cpu / c.cpu_by_direct, start, gpu / c.direct_by_cpu);
     return (uint32_t)(n + 0.5);
 }
@@ -191,7 +204,8 @@ static uint64_t streamed_experts(const ps_lower_request *r, uint32_t layer, uint
     for (int i = 0; i < 3; i++)
         bytes += (double)ps_model_weight(r->model, layer, roles[i])->bytes * rest / y->n_expert;
     double h2d = ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20) * c.h2d_by_cpu;
-    double cpu = product_s(r, PS_QUEUE_CPU, PS_BESIDE_IDLE, PS_OP_MOE_DISPATCH, w->type, q) * rest / y->n_expert;
+    double cpu =
+        product_s(r, PS_QUEUE_CPU, PS_BESIDE_IDLE, PS_OP_MOE_DISPATCH, w->type, q) * rest / y->n_expert;
     double x = share(rest, crossing_s(r) + rows_s(r), cpu / c.cpu_by_h2d, 0, h2d > 0 ? bytes / h2d : 0);
     return (uint64_t)(worth_it(rest, x) + 0.5);
 }
@@ -228,8 +242,8 @@ static ps_where attention_place(ps_family family, bool few) {
 }
 
 /* The feed-forward block behind what is resident. */
-static void place_rest(ps_family family, const ps_lower_request *r, const ps_resident_set *set, uint32_t layer,
-                       bool few, ps_layer_place *at) {
+static void place_rest(ps_family family, const ps_lower_request *r, const ps_resident_set *set,
+                       uint32_t layer, bool few, ps_layer_place *at) {
     const ps_layer *y = &r->model->layers[layer];
     uint64_t all = y->n_expert ? y->n_expert : y->n_ff, held = set->ffn[layer], rest = all - held;
     bool dense = y->n_expert == 0;
@@ -265,7 +279,8 @@ static void place_rest(ps_family family, const ps_lower_request *r, const ps_res
 
 static void place_head(ps_family family, const ps_lower_request *r, const ps_resident_set *set,
                        ps_placing *out) {
-    uint64_t all = r->model->w[PS_ROLE_OUTPUT]->rows, held = set->head_rows, rest = all - held, over_bus = rest;
+    uint64_t all = r->model->w[PS_ROLE_OUTPUT]->rows, held = set->head_rows, rest = all - held,
+             over_bus = rest;
     bool few = r->max_outputs <= PS_PLAN_DECODE_TOKENS;
     ps_layer_place at = {0};
     ps_where bus = few && family != PS_FAMILY_GPU ? PS_WHERE_DIRECT : PS_WHERE_STREAM;
@@ -311,18 +326,19 @@ ps_status ps_family_place(ps_family family, const ps_lower_request *r, const ps_
         const ps_layer *y = &m->layers[l], *z = l ? y - 1 : NULL;
         const ps_weight *down = y->w[PS_ROLE_FFN_DOWN], *down_z = z ? z->w[PS_ROLE_FFN_DOWN] : NULL;
         uint32_t n = at->n_parts;
-        if (before && before->attn == at->attn && z->n_expert == y->n_expert && z->n_ff == y->n_ff && resident->ffn[l] == resident->ffn[l - 1] &&
-            (!down || (down_z && down->type == down_z->type)) && before->n_parts >= n &&
-            memcmp(before->part, at->part, n * sizeof at->part[0]) == 0) {
+        if (before && before->attn == at->attn && z->n_expert == y->n_expert && z->n_ff == y->n_ff &&
+            resident->ffn[l] == resident->ffn[l - 1] && (!down || (down_z && down->type == down_z->type)) &&
+            before->n_parts >= n && memcmp(before->part, at->part, n * sizeof at->part[0]) == 0) {
             memcpy(at->part, before->part, sizeof at->part);
             at->n_parts = before->n_parts;
         } else {
             place_rest(family, r, resident, l, few, at);
         }
         if (y->n_expert && family == PS_FAMILY_SPLIT && few) {
-            uint32_t d = l && before->n_parts && z->n_expert == y->n_expert && resident->ffn[l] == resident->ffn[l - 1]
-                             ? 0
-                             : direct_experts(r, l, resident->ffn[l]);
+            uint32_t d =
+                l && before->n_parts && z->n_expert == y->n_expert && resident->ffn[l] == resident->ffn[l - 1]
+                    ? 0
+                    : direct_experts(r, l, resident->ffn[l]);
             out->max_direct = d > out->max_direct ? d : out->max_direct;
         }
     }

@@ -90,11 +90,15 @@ static void homes(const ps_building *b, const ps_level_request *lr, uint32_t max
 /* A tier of a level: places, program, memory; times where they are wanted. */
 static ps_status build_tier(ps_building *b, const ps_level_request *lr, const ps_gpu_choice *c,
                             const ps_resident_set *set, const ps_kv_home *kv, const uint64_t kv_end[2],
-                            uint32_t tokens, bool with_times, ps_arena *arena, ps_tier *tier, uint64_t out_end[2]) {
+                            uint32_t tokens, bool with_times, ps_arena *arena, ps_tier *tier,
+                            uint64_t out_end[2]) {
     ps_lower_request r = ps_build_request(b->q, lr, tokens);
     ps_placing placing;
     /* What costs ask of a level, which is not there yet. */
-    const ps_level level = {.budget_bytes = lr->budget_bytes, .kv = (ps_kv_home *)(uintptr_t)kv, .n_resident = set->n, .resident = set->pieces};
+    const ps_level level = {.budget_bytes = lr->budget_bytes,
+                            .kv = (ps_kv_home *)(uintptr_t)kv,
+                            .n_resident = set->n,
+                            .resident = set->pieces};
     r.level = &level;
     ps_family family = tokens <= PS_PLAN_DECODE_TOKENS ? c->few : c->many;
     ps_status status = ps_family_place(family, &r, set, kv, b->work, &placing, b->err);
@@ -138,8 +142,9 @@ static bool divide(trial *t, uint64_t avail, uint64_t work, uint64_t *out_weight
         return false;
     for (; n < m->n_layers; n++) {
         uint64_t bytes, attn = ps_resident_attn_bytes(m, n);
-        if (!ps_mul_u64(t->kv[n].bytes, t->lr->n_seqs, &bytes) || !ps_align_u64(bytes, PS_RESIDENT_ALIGN, &bytes) ||
-            kv + bytes < kv || handles(work + kv + bytes) > avail ||
+        if (!ps_mul_u64(t->kv[n].bytes, t->lr->n_seqs, &bytes) ||
+            !ps_align_u64(bytes, PS_RESIDENT_ALIGN, &bytes) || kv + bytes < kv ||
+            handles(work + kv + bytes) > avail ||
             handles(weights + attn) > avail - handles(work + kv + bytes))
             break;
         kv += bytes;
@@ -175,7 +180,8 @@ static ps_status fit(trial *t, ps_resident_set *set) {
     const ps_plan_request *q = t->b.q;
     ps_resident_set grown = {0};
     uint64_t base = base_bytes(q->profile), work = 0, best = 0;
-    uint64_t avail = t->lr->budget_bytes > base ? (t->lr->budget_bytes - base) / PS_VRAM_ALIGN * PS_VRAM_ALIGN : 0;
+    uint64_t avail =
+        t->lr->budget_bytes > base ? (t->lr->budget_bytes - base) / PS_VRAM_ALIGN * PS_VRAM_ALIGN : 0;
     t->c.base_bytes = base;
     uint64_t most = longest_step(q, t->lr), limit = ps_family_max_step(t->c.many);
     t->c.max_step = (uint32_t)(most < limit ? most : limit);
@@ -237,9 +243,11 @@ static ps_status workload(trial *t, const ps_resident_set *set, double *out_few,
     ps_tier a = {0}, b = {0};
     uint64_t end[2] = {0, 0};
     if (!status)
-        status = build_tier(&t->b, t->lr, &t->c, set, t->kv, t->kv_end, sizes[decode], true, t->b.work, &a, end);
+        status =
+            build_tier(&t->b, t->lr, &t->c, set, t->kv, t->kv_end, sizes[decode], true, t->b.work, &a, end);
     if (!status)
-        status = build_tier(&t->b, t->lr, &t->c, set, t->kv, t->kv_end, sizes[fill], true, t->b.work, &b, end);
+        status =
+            build_tier(&t->b, t->lr, &t->c, set, t->kv, t->kv_end, sizes[fill], true, t->b.work, &b, end);
     double rounds = ceil((double)t->lr->n_seqs / sizes[decode]);
     *out_few = output * rounds * (a.step_empty_s + a.step_full_s) / 2;
     *out_many = (double)t->lr->n_seqs * ceil(prompt / sizes[fill]) * b.step_empty_s;
@@ -309,12 +317,12 @@ static ps_status too_small(ps_building *b, const ps_level_request *lr, ps_shorta
     if (s.nearest_context)
         snprintf(fits, sizeof fits, "a context of %llu would fit", (unsigned long long)s.nearest_context);
     uint64_t short_by = s.needed_bytes > lr->budget_bytes ? s.needed_bytes - lr->budget_bytes : 0;
-    return ps_error_set(err, PS_E_INFEASIBLE, lr->budget,
-                        "context %llu needs at least %.2f GB of VRAM: %llu bytes short; the largest part is %s with "
-                        "%.2f GB; %lluMiB would do; %s",
-                        (unsigned long long)lr->bucket_tokens, (double)s.needed_bytes / 1e9,
-                        (unsigned long long)short_by, s.largest, (double)s.largest_bytes / 1e9,
-                        (unsigned long long)(s.nearest_budget_bytes >> 20), fits);
+    return ps_error_set(
+        err, PS_E_INFEASIBLE, lr->budget,
+        "context %llu needs at least %.2f GB of VRAM: %llu bytes short; the largest part is %s with "
+        "%.2f GB; %lluMiB would do; %s",
+        (unsigned long long)lr->bucket_tokens, (double)s.needed_bytes / 1e9, (unsigned long long)short_by,
+        s.largest, (double)s.largest_bytes / 1e9, (unsigned long long)(s.nearest_budget_bytes >> 20), fits);
 }
 
 /* Better by more than what predictions are good for: of near equals the simpler stays. */
@@ -322,7 +330,8 @@ static bool better(double a, double b) {
     return a < b * 0.999;
 }
 
-ps_status ps_gpu_choose(ps_building *b, const ps_level_request *lr, ps_gpu_choice *out, ps_shortage *shortage) {
+ps_status ps_gpu_choose(ps_building *b, const ps_level_request *lr, ps_gpu_choice *out,
+                        ps_shortage *shortage) {
     const ps_plan_request *q = b->q;
     ps_gpu_choice choice[PS_FAMILY_COUNT], mixed;
     double few[PS_FAMILY_COUNT], many[PS_FAMILY_COUNT], x, y;
@@ -370,7 +379,7 @@ static ps_status name_places(ps_building *b, ps_level *level) {
                 uint8_t use = in->op == PS_OP_COPY && in->w[0] != PS_ROLE_NONE ? SLOT : 0;
                 for (int w = 0; w < PS_OP_MAX_WEIGHTS && in->op != PS_OP_COPY; w++)
                     if (in->w[w] != PS_ROLE_NONE)
-                        use |= in->queue == PS_QUEUE_CPU    ? CPU
+                        use |= in->queue == PS_QUEUE_CPU ? CPU
                                : in->at[w] == PS_AT_HOST ? HOST
                                : in->at[w] == PS_AT_VRAM ? VRAM
                                                          : SLOT;
@@ -395,8 +404,8 @@ static ps_status name_places(ps_building *b, ps_level *level) {
                     held += level->resident[i].range.n_rows;
             experts_out = held < y->n_expert;
         }
-        level->placement[s] = uses[s] == VRAM && !experts_out ? PS_PLACE_VRAM
-                              : uses[s] == CPU || uses[s] == 0 ? PS_PLACE_HOST
+        level->placement[s] = uses[s] == VRAM && !experts_out             ? PS_PLACE_VRAM
+                              : uses[s] == CPU || uses[s] == 0            ? PS_PLACE_HOST
                               : !(uses[s] & (CPU | HOST)) && !experts_out ? PS_PLACE_STREAM
                               : !(uses[s] & (CPU | SLOT))                 ? PS_PLACE_DIRECT
                                                                           : PS_PLACE_SPLIT;
@@ -406,8 +415,9 @@ static ps_status name_places(ps_building *b, ps_level *level) {
 
 /* Of the families, the one whose program for a tier is fastest within the work arena that there is, and with the homes
  * and residents that there are. */
-static ps_status best_family(trial *t, const ps_gpu_choice *choice, const ps_resident_set *set, const ps_kv_home *kv,
-                             const uint64_t kv_end[2], uint32_t tokens, uint64_t most, ps_gpu_choice *out) {
+static ps_status best_family(trial *t, const ps_gpu_choice *choice, const ps_resident_set *set,
+                             const ps_kv_home *kv, const uint64_t kv_end[2], uint32_t tokens, uint64_t most,
+                             ps_gpu_choice *out) {
     double best = INFINITY;
     ps_family chosen = tokens <= PS_PLAN_DECODE_TOKENS ? choice->few : choice->many;
     ps_status status = PS_OK;
@@ -461,7 +471,8 @@ ps_status ps_gpu_build(ps_building *b, const ps_level_request *lr, const ps_gpu_
         if (!b->q->forced)
             status = best_family(&tried, choice, resident, level->kv, kv_end, sizes[t], most, &c);
         if (!status)
-            status = build_tier(b, lr, &c, resident, level->kv, kv_end, sizes[t], true, arena, &level->tiers[t], end);
+            status = build_tier(b, lr, &c, resident, level->kv, kv_end, sizes[t], true, arena,
+                                &level->tiers[t], end);
     }
     trial_close(&tried);
     if (status)

@@ -48,7 +48,8 @@ static double assumed(const ps_lower_request *r, const ps_program *p, const ps_i
     if (in->op != PS_OP_EMBED)
         flops = ps_op_flops(r->model, layer, &d, (uint64_t)tokens, (uint64_t)q->kv_len);
     double bw = gpu ? g->hbm_read_bytes_per_s.median : ps_cost_dram_bytes_per_s(r->cost, r->n_threads),
-           rate = gpu ? in->op == PS_OP_ATTENTION ? g->attention_flops_per_s.median : g->matmul_flops_per_s.median
+           rate = gpu ? in->op == PS_OP_ATTENTION ? g->attention_flops_per_s.median
+                                                  : g->matmul_flops_per_s.median
                       : ps_cost_matmul_flops_per_s(r->cost, r->n_threads);
     double t = bw > 0 ? bytes / bw : 0;
     if (rate > 0)
@@ -79,7 +80,8 @@ bool ps_cost_of_product(const ps_lower_request *r, const ps_cost_query *q, ps_co
         return true;
     }
     if (q->heads_kv && q->kv_len > 0) /* a mixture: more rows select more experts */
-        out->time_s *= (1 - pow(1 - q->kv_len / q->heads_kv, (double)q->n_tokens)) / (q->kv_len / q->heads_kv);
+        out->time_s *=
+            (1 - pow(1 - q->kv_len / q->heads_kv, (double)q->n_tokens)) / (q->kv_len / q->heads_kv);
     if (ps_cost_lookup(r->cost, &idle, &all))
         out->time_s = larger(out->time_s, all.time_s);
     out->quality = PS_COST_EXTRAPOLATED;
@@ -140,7 +142,8 @@ static ps_cost mixture(const ps_lower_request *r, const ps_program *p, const ps_
         sum.time_s += c.time_s * host / distinct;
         sum.quality = c.quality > sum.quality ? c.quality : sum.quality;
     }
-    sum.time_s += in->queue == PS_QUEUE_CPU ? r->profile->barrier_s.median : r->profile->gpu.graph_node_s.median;
+    sum.time_s +=
+        in->queue == PS_QUEUE_CPU ? r->profile->barrier_s.median : r->profile->gpu.graph_node_s.median;
     return sum;
 }
 
@@ -164,15 +167,18 @@ static ps_cost copy_cost(const ps_lower_request *r, const ps_program *p, const p
         const ps_layer *y = &m->layers[layer];
         double row = 2.0 * y->n_head_kv * ((double)y->head_dim_k + y->head_dim_v);
         double seqs = r->max_tokens <= r->n_seqs ? (double)r->max_tokens : 1;
-        double rows = in->queue == PS_QUEUE_D2H ? (double)r->max_tokens
-                                                : seqs * fmax((double)kv_len - (double)r->max_tokens / seqs, 0);
+        double rows = in->queue == PS_QUEUE_D2H
+                          ? (double)r->max_tokens
+                          : seqs * fmax((double)kv_len - (double)r->max_tokens / seqs, 0);
         if (in->queue == PS_QUEUE_H2D && y->window && rows > seqs * y->window)
             rows = seqs * y->window;
         bytes = rows * row;
     }
     if (bytes <= 0)
         return (ps_cost){0, PS_COST_MEASURED};
-    ps_bus bus = in->queue == PS_QUEUE_H2D ? PS_BUS_H2D : in->queue == PS_QUEUE_D2H ? PS_BUS_D2H : PS_BUS_DIRECT;
+    ps_bus bus = in->queue == PS_QUEUE_H2D   ? PS_BUS_H2D
+                 : in->queue == PS_QUEUE_D2H ? PS_BUS_D2H
+                                             : PS_BUS_DIRECT;
     double rate = ps_cost_bus_bytes_per_s(r->cost, bus, bus == PS_BUS_DIRECT ? fmax(bytes, 16 << 20) : bytes);
     double t = rate > 0 ? bytes / rate : 0;
     if (bus == PS_BUS_DIRECT)

@@ -25,9 +25,9 @@ ps_lower_request ps_lower_request_of(const ps_level *level, const ps_tier *tier,
 
 static bool same_instr(const ps_instr *a, const ps_instr *b) {
     bool same = a->op == b->op && a->queue == b->queue && a->kernel == b->kernel && a->shard == b->shard &&
-                a->row0 == b->row0 && a->n_rows == b->n_rows && a->col0 == b->col0 && a->n_cols == b->n_cols &&
-                a->part == b->part && a->when == b->when && a->ahead == b->ahead && a->kv == b->kv &&
-                a->dst == b->dst;
+                a->row0 == b->row0 && a->n_rows == b->n_rows && a->col0 == b->col0 &&
+                a->n_cols == b->n_cols && a->part == b->part && a->when == b->when && a->ahead == b->ahead &&
+                a->kv == b->kv && a->dst == b->dst;
     for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++)
         same = same && a->w[i] == b->w[i] && a->at[i] == b->at[i];
     for (int i = 0; i < PS_OP_MAX_SRC; i++)
@@ -54,8 +54,8 @@ static bool alike(const ps_lower_request *r, uint32_t la, uint32_t lb) {
         same = (a != NULL) == (b != NULL) && (!a || (a->type == b->type && a->cols == b->cols &&
                                                      a->rows == b->rows && a->experts == b->experts));
     }
-    return same && (!r->place ||
-                    memcmp(&r->place->layers[la], &r->place->layers[lb], sizeof *r->place->layers) == 0);
+    return same &&
+           (!r->place || memcmp(&r->place->layers[la], &r->place->layers[lb], sizeof *r->place->layers) == 0);
 }
 
 uint64_t ps_instr_cols(const ps_model *model, uint32_t layer, const ps_instr *in, const ps_program *p) {
@@ -77,9 +77,9 @@ static ps_status set_waits(const ps_lower_request *r, ps_program *p, ps_error *e
         return ps_error_set(err, PS_E_NOMEM, "program", "no memory for %u instructions", p->n_instrs);
     for (uint32_t i = 0; i < p->n_instrs; i++) {
         const ps_kernel_spec *k = ps_catalogue_find(r->profile, p->instrs[i].kernel);
-        uses_scratch[i] = k && (k->scratch.base || k->scratch.per_token || k->scratch.per_token_col ||
-                                k->scratch.per_col || k->scratch.per_thread || k->scratch.per_thread_col ||
-                                k->scratch.per_token_col_chunk);
+        uses_scratch[i] =
+            k && (k->scratch.base || k->scratch.per_token || k->scratch.per_token_col || k->scratch.per_col ||
+                  k->scratch.per_thread || k->scratch.per_thread_col || k->scratch.per_token_col_chunk);
     }
     ps_status status = ps_deps_waits(p, uses_scratch, err);
     free(uses_scratch);
@@ -99,7 +99,8 @@ typedef struct assembly {
 } assembly;
 
 /* Append a list as a block. */
-static ps_status add_block(assembly *a, const ps_lowered *list, ps_loop loop, uint32_t layer0, bool over_tiles) {
+static ps_status add_block(assembly *a, const ps_lowered *list, ps_loop loop, uint32_t layer0,
+                           bool over_tiles) {
     if (list->n > a->room - a->n_instrs) {
         uint32_t room = a->room * 2 + list->n;
         ps_instr *grown = realloc(a->instrs, room * sizeof *grown);
@@ -190,13 +191,14 @@ static ps_status add_entries(const assembly *a, ps_arena *arena, ps_program *out
             continue;
         const ps_stream_item *item = &s->items[i];
         const ps_weight *w = ps_model_weight(r->model, 0, item->role);
-        out->entries[out->n_entries++] = (ps_slot_entry){
-            .slot = (uint16_t)b,
-            .range = {.role = item->role,
-                      .row0 = item->row0,
-                      .n_rows = item->n_rows ? item->n_rows : w->experts > 1 ? w->experts : w->rows,
-                      .col0 = item->col0,
-                      .n_cols = item->n_cols}};
+        out->entries[out->n_entries++] = (ps_slot_entry){.slot = (uint16_t)b,
+                                                         .range = {.role = item->role,
+                                                                   .row0 = item->row0,
+                                                                   .n_rows = item->n_rows     ? item->n_rows
+                                                                             : w->experts > 1 ? w->experts
+                                                                                              : w->rows,
+                                                                   .col0 = item->col0,
+                                                                   .n_cols = item->n_cols}};
     }
     return PS_OK;
 }

@@ -28,8 +28,9 @@ typedef struct ps_lower_request {
     uint32_t n_seqs;
     uint64_t bucket_tokens;
     const ps_placing *place; /* NULL: everything in host memory, for the CPU */
-    const ps_level *level;   /* with a GPU, for costs: its resident pieces and KV homes; NULL: none takes part */
-    uint32_t max_direct;     /* of the tier, for costs */
+    const ps_level
+        *level;          /* with a GPU, for costs: its resident pieces and KV homes; NULL: none takes part */
+    uint32_t max_direct; /* of the tier, for costs */
 } ps_lower_request;
 
 /* Steps of at most this many rows take the GPU's kernels for few rows, and may read weights direct. */

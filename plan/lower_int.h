@@ -27,11 +27,11 @@ typedef struct ps_node {
 enum {
     PS_MAX_NODES = 1024, /* of a list */
     PS_MAX_SLOTS = 96,
-    PS_SLOT_ROTATE = 0,  /* numbers of slots: products of a layer in turn; */
-    PS_SLOT_MOE = 16,    /* two sets of gate, up and down experts; */
-    PS_SLOT_ATTN = 32,   /* over tiles: one of each matrix of the attention block, */
-    PS_SLOT_FFN = 40,    /* and of the feed-forward block; */
-    PS_SLOT_HEAD = 64,   /* the output matrix; */
+    PS_SLOT_ROTATE = 0, /* numbers of slots: products of a layer in turn; */
+    PS_SLOT_MOE = 16,   /* two sets of gate, up and down experts; */
+    PS_SLOT_ATTN = 32,  /* over tiles: one of each matrix of the attention block, */
+    PS_SLOT_FFN = 40,   /* and of the feed-forward block; */
+    PS_SLOT_HEAD = 64,  /* the output matrix; */
     PS_SLOT_KV = 95
 };
 
@@ -56,7 +56,8 @@ typedef struct ps_stream {
 } ps_stream;
 
 /* What the layer streams under the request's placing, into *out (items from arena). Errors: PS_E_NOMEM, PS_E_INTERNAL. */
-ps_status ps_stream_of(const ps_lower_request *r, uint32_t layer, ps_arena *arena, ps_stream *out, ps_error *err);
+ps_status ps_stream_of(const ps_lower_request *r, uint32_t layer, ps_arena *arena, ps_stream *out,
+                       ps_error *err);
 
 /* Nodes of a layer's shards. own, next: what it and the next layer stream (next NULL: nothing is copied ahead).
  * which: 0 the attention block, 1 the feed-forward block, for steps over tiles; -1 both. */

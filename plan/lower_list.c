@@ -41,8 +41,7 @@ uint64_t ps_lower_tokens(const ps_lower_request *r, ps_rows rows) {
 }
 
 static uint64_t node_tokens(const ps_lowering *lo, const ps_node *n) {
-    return ps_lower_tokens(lo->r,
-                           rows_of(n->dst.value != PS_VALUE_NONE ? n->dst.value : n->src[0].value));
+    return ps_lower_tokens(lo->r, rows_of(n->dst.value != PS_VALUE_NONE ? n->dst.value : n->src[0].value));
 }
 
 static ps_dtype node_wtype(const ps_lowering *lo, const ps_node *n) {
@@ -191,11 +190,11 @@ static ps_status choose_input(ps_lowering *lo, ps_node *n) {
     const ps_role role = n->in.w[0];
     char where[32];
     snprintf(where, sizeof where, " of layer %u", n->layer);
-    return ps_error_set(lo->err, PS_E_UNSUPPORTED, "kernel catalogue",
-                        "no %s kernel for %s with %s weights (%s%s)",
-                        n->in.queue == PS_QUEUE_CPU ? "CPU" : "GPU", ps_op_get(n->in.op)->name,
-                        type ? type->name : "no", role != PS_ROLE_NONE ? ps_role_get(role)->name : "no tensor",
-                        role != PS_ROLE_NONE && ps_role_get(role)->per_layer ? where : "");
+    return ps_error_set(
+        lo->err, PS_E_UNSUPPORTED, "kernel catalogue", "no %s kernel for %s with %s weights (%s%s)",
+        n->in.queue == PS_QUEUE_CPU ? "CPU" : "GPU", ps_op_get(n->in.op)->name, type ? type->name : "no",
+        role != PS_ROLE_NONE ? ps_role_get(role)->name : "no tensor",
+        role != PS_ROLE_NONE && ps_role_get(role)->per_layer ? where : "");
 }
 
 static ps_status no_memory(ps_lowering *lo) {
@@ -372,10 +371,10 @@ static ps_status source(ps_lowering *lo, ps_lowered *out, hands *have, const ps_
         else if ((k = converter(lo, h, PS_QUEUE_GPU, other, fmt, &from)))
             status = move(lo, out, n, h, PS_QUEUE_GPU, k->id, other, from, space, fmt);
         else
-            status = ps_error_set(lo->err, PS_E_UNSUPPORTED, "kernel catalogue",
-                                  "no %s kernel converts %s to %s",
-                                  own == PS_QUEUE_CPU && !h->fmts[other] ? "CPU" : "GPU",
-                                  ps_value_name(o->value), ps_fmt_name(fmt));
+            status =
+                ps_error_set(lo->err, PS_E_UNSUPPORTED, "kernel catalogue", "no %s kernel converts %s to %s",
+                             own == PS_QUEUE_CPU && !h->fmts[other] ? "CPU" : "GPU", ps_value_name(o->value),
+                             ps_fmt_name(fmt));
         if (status)
             return status;
     }
@@ -399,8 +398,8 @@ static ps_status lower_copy(ps_lowering *lo, ps_lowered *out, hands *have, const
     }
     uint32_t layer = in.ahead ? (n->layer + 1 < m->n_layers ? n->layer + 1 : 0) : n->layer;
     const ps_weight *w = ps_model_weight(m, layer, in.w[0]);
-    ps_weight_range range = {in.w[0], ps_role_get(in.w[0])->per_layer ? layer : 0, in.row0, in.n_rows,
-                             in.col0, in.n_cols};
+    ps_weight_range range = {
+        in.w[0], ps_role_get(in.w[0])->per_layer ? layer : 0, in.row0, in.n_rows, in.col0, in.n_cols};
     if (w && !range.n_rows)
         range.n_rows = w->experts > 1 ? w->experts : w->rows;
     uint64_t bytes = 0;
@@ -450,7 +449,8 @@ static ps_status lower_node(ps_lowering *lo, ps_lowered *out, hands *have, const
             ps_fmt fmt = s == 0 ? o->in_fmt : other_fmt(in.op, s, o->in_fmt);
             const held *h = find_held(have, o->src[s].value, o->src[s].tag);
             /* A sum is read once: from where the CPU left it. */
-            bool there = in.op == PS_OP_ADD && h && h->fmts[PS_SPACE_HOST] & 1u << fmt && !h->fmts[PS_SPACE_VRAM];
+            bool there =
+                in.op == PS_OP_ADD && h && h->fmts[PS_SPACE_HOST] & 1u << fmt && !h->fmts[PS_SPACE_VRAM];
             status = source(lo, out, have, o, &o->src[s], there ? PS_SPACE_HOST : space_of(in.queue), fmt,
                             &in.src[s]);
         }

@@ -449,8 +449,8 @@ static ps_status cut(const ps_lower_request *r, uint32_t layer, const streamed *
                                          .n_rows = end - begin,
                                          .col0 = list[i].col0,
                                          .n_cols = list[i].n_cols};
-                ps_weight_range range = {item->role, layer, item->row0, item->n_rows, item->col0,
-                                         item->n_cols};
+                ps_weight_range range = {item->role,   layer,      item->row0,
+                                         item->n_rows, item->col0, item->n_cols};
                 if (!ps_weight_range_bytes(r->model, &range, &item->bytes, NULL))
                     return ps_error_set(err, PS_E_INTERNAL, "program", "%s of layer %u cannot be cut so",
                                         ps_role_get(item->role)->name, layer);
@@ -488,8 +488,8 @@ ps_status ps_stream_of(const ps_lower_request *r, uint32_t layer, ps_arena *aren
         bool all = at->n_parts == 1;
         if (r->model->layers[layer].n_expert) {
             for (int w = 0; w < MOE_WEIGHTS; w++) {
-                ok = ok && add_streamed(r, layer, moe, &n_moe, PS_SHARD_MOE, experts[w], part->first,
-                                        part->n, 0, 0);
+                ok = ok && add_streamed(r, layer, moe, &n_moe, PS_SHARD_MOE, experts[w], part->first, part->n,
+                                        0, 0);
                 if (ok && w && moe[w].bytes > moe[0].bytes) {
                     moe[0].bytes = moe[w].bytes;
                     moe[0].ranges = moe[w].ranges;
@@ -499,8 +499,9 @@ ps_status ps_stream_of(const ps_lower_request *r, uint32_t layer, ps_arena *aren
             moe[0].n_roles = MOE_WEIGHTS;
             n_moe = 1;
         } else {
-            ok = ok && add_streamed(r, layer, list, &n, PS_SHARD_FFN, PS_ROLE_FFN_GATE, part->first, part->n,
-                                    0, 0) &&
+            ok = ok &&
+                 add_streamed(r, layer, list, &n, PS_SHARD_FFN, PS_ROLE_FFN_GATE, part->first, part->n, 0,
+                              0) &&
                  add_streamed(r, layer, list, &n, PS_SHARD_FFN, PS_ROLE_FFN_UP, part->first, part->n, 0, 0) &&
                  add_streamed(r, layer, list, &n, PS_SHARD_FFN, PS_ROLE_FFN_DOWN, 0, 0, all ? 0 : part->first,
                               all ? 0 : part->n);

@@ -6,8 +6,8 @@
 #include "core/checked.h"
 
 /* Of offsets in each arena: what buffers of host memory need, and slots. */
-static const uint64_t aligns[PS_SPACE_COUNT] = {[PS_SPACE_HOST] = PS_ARENA_ALIGN,
-                                                [PS_SPACE_VRAM] = PS_RESIDENT_ALIGN};
+static const uint64_t aligns[PS_SPACE_COUNT] = {
+    [PS_SPACE_HOST] = PS_ARENA_ALIGN, [PS_SPACE_VRAM] = PS_RESIDENT_ALIGN};
 
 uint64_t ps_memory_buffer_bytes(const ps_plan_buffer *buffer, const ps_tier *tier) {
     if (buffer->rows == PS_ROWS_SLOT)

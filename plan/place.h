@@ -28,7 +28,8 @@ enum { PS_MAX_PARTS = 40 };
  * has its HOST part where some are streamed; otherwise, with DIRECT or VRAM parts, the rule of ps_moe_part decides. */
 typedef struct ps_layer_place {
     ps_where attn;
-    bool kv_slot; /* the GPU computes attention in a KV slot, filled from a home in host memory and brought back */
+    bool
+        kv_slot; /* the GPU computes attention in a KV slot, filled from a home in host memory and brought back */
     uint32_t n_parts;
     ps_place_part part[PS_MAX_PARTS];
 } ps_layer_place;

@@ -41,7 +41,7 @@ uint32_t ps_plan_tiers(const ps_plan_request *q, const ps_level_request *level, 
 }
 
 ps_lower_request ps_build_request(const ps_plan_request *q, const ps_level_request *level,
-                                     uint32_t max_tokens) {
+                                  uint32_t max_tokens) {
     uint32_t outputs = q->max_outputs ? q->max_outputs : level->n_seqs;
     return (ps_lower_request){
         .model = q->model,
@@ -122,8 +122,8 @@ static uint64_t nearest_context(ps_building *b, const ps_level_request *lr, uint
     return lo * 256;
 }
 
-static ps_status infeasible(ps_building *b, const ps_level_request *lr, const ps_level *level, uint64_t kv_bytes,
-                            uint64_t memory, ps_shortage *shortage) {
+static ps_status infeasible(ps_building *b, const ps_level_request *lr, const ps_level *level,
+                            uint64_t kv_bytes, uint64_t memory, ps_shortage *shortage) {
     ps_shortage s = {.needed_bytes = level->peak_host_bytes, .memory_bytes = memory};
     const struct {
         const char *name;

@@ -39,10 +39,10 @@ typedef struct ps_plan_request {
                                  times its sequences */
     uint32_t max_outputs;  /* rows of logits at once; 0: one per sequence */
     uint64_t memory_bytes; /* host memory that may be used; 0: all the profile's machine has */
-    bool forced;           /* levels with a GPU: of `family`; otherwise the one predicted fastest for the workload */
+    bool forced; /* levels with a GPU: of `family`; otherwise the one predicted fastest for the workload */
     ps_family family;
     uint32_t prompt_tokens, output_tokens; /* the workload of a sequence; 0: PS_PLAN_PROMPT, PS_PLAN_OUTPUT */
-    const char *tool, *created; /* as in ps_plan */
+    const char *tool, *created;            /* as in ps_plan */
 } ps_plan_request;
 
 /* Why a level does not fit. */
@@ -50,7 +50,7 @@ typedef struct ps_shortage {
     uint64_t needed_bytes, memory_bytes; /* all bytes of the level; what there is */
     char largest[48];                    /* what takes most: "weights", "kv cache", "activations" */
     uint64_t largest_bytes;
-    uint64_t nearest_context; /* longest context that fits with these sequences, 0: none */
+    uint64_t nearest_context;      /* longest context that fits with these sequences, 0: none */
     uint64_t nearest_budget_bytes; /* of VRAM: the least that would do; 0 where host memory is short */
 } ps_shortage;
 

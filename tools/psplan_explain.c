@@ -38,7 +38,8 @@ static void explain_text(const psplan_view *v, const ps_level *l, const ps_tier 
                 ps_text_printf(t, " %u %s", n[i], ps_placement_name((ps_placement)i));
         ps_text_printf(t, "\n  busy alone:  ");
         for (int i = 0; i < PS_QUEUE_COUNT; i++)
-            ps_text_printf(t, " %s %.1f%%", ps_queue_name((ps_queue)i), 100 * e->queue_s[i] / tier->step_full_s);
+            ps_text_printf(t, " %s %.1f%%", ps_queue_name((ps_queue)i),
+                           100 * e->queue_s[i] / tier->step_full_s);
         ps_text_printf(t, " of the step\n  by operation:");
     } else {
         ps_text_printf(

@@ -87,7 +87,8 @@ static ps_status parse_workload(const char *text, uint32_t *out_prompt, uint32_t
                                                               : NULL;
         uint64_t v = 0;
         if (!to || !ps_parse_size(items[i] + 7, &v) || v == 0 || v > 1 << 24)
-            status = ps_error_set(err, PS_E_USAGE, "--workload", "'%s' is neither prompt=N nor output=N", items[i]);
+            status = ps_error_set(err, PS_E_USAGE, "--workload", "'%s' is neither prompt=N nor output=N",
+                                  items[i]);
         else
             *to = (uint32_t)v;
     }
@@ -132,7 +133,8 @@ static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *e
     if (!status && get(values, "force")->set) {
         w->family = ps_family_by_name(get(values, "force")->text);
         if (w->family == PS_FAMILY_COUNT)
-            status = ps_error_set(err, PS_E_USAGE, "--force", "'%s' is none of gpu, direct, static, dynamic, split",
+            status = ps_error_set(err, PS_E_USAGE, "--force",
+                                  "'%s' is none of gpu, direct, static, dynamic, split",
                                   get(values, "force")->text);
     }
     if (!status && get(values, "workload")->set)

@@ -22,7 +22,8 @@ static double rate(const ps_tier *t, double step_s) {
 
 static void memory_map(const psplan_view *v, const ps_level *l, ps_text *t) {
     char b[6][32];
-    uint64_t kv = kv_in(v->plan, l, PS_SPACE_HOST), program = ps_memory_program_bytes(v->model, l->n_threads, l->n_seqs);
+    uint64_t kv = kv_in(v->plan, l, PS_SPACE_HOST),
+             program = ps_memory_program_bytes(v->model, l->n_threads, l->n_seqs);
     psplan_bytes((double)v->model->weight_bytes, b[0]);
     psplan_bytes((double)kv, b[1]);
     psplan_bytes((double)(l->host_arena_bytes - kv), b[2]);
@@ -85,10 +86,11 @@ static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
     psplan_bytes((double)(l->vram_work_bytes - kv), b[2]);
     psplan_bytes((double)l->vram_weight_bytes, b[3]);
     psplan_bytes((double)(l->vram_base_bytes + l->vram_work_bytes + l->vram_weight_bytes), b[4]);
-    ps_text_printf(t,
-                   "  vram     context and libraries %s, kv cache %s (%u of %u layers), activations and slots %s, "
-                   "weights %s: %s\n",
-                   b[0], b[1], n, v->plan->n_layers, b[2], b[3], b[4]);
+    ps_text_printf(
+        t,
+        "  vram     context and libraries %s, kv cache %s (%u of %u layers), activations and slots %s, "
+        "weights %s: %s\n",
+        b[0], b[1], n, v->plan->n_layers, b[2], b[3], b[4]);
     for (uint32_t i = 0; i < l->n_tiers; i++) {
         const ps_tier *r = &l->tiers[i];
         if (i && r->max_tokens != l->n_seqs && i + 1 != l->n_tiers)
@@ -97,10 +99,11 @@ static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
         psplan_bytes((double)f.copied, b[0]);
         psplan_bytes((double)f.direct, b[1]);
         psplan_bytes((double)f.host, b[2]);
-        ps_text_printf(t, "  steps of %u: copied %s, read direct %s, computed by the CPU %s", r->max_tokens, b[0],
-                       b[1], b[2]);
+        ps_text_printf(t, "  steps of %u: copied %s, read direct %s, computed by the CPU %s", r->max_tokens,
+                       b[0], b[1], b[2]);
         if (r->max_direct)
-            ps_text_printf(t, ", of which %u expert%s a layer direct", r->max_direct, r->max_direct == 1 ? "" : "s");
+            ps_text_printf(t, ", of which %u expert%s a layer direct", r->max_direct,
+                           r->max_direct == 1 ? "" : "s");
         ps_text_printf(t, "\n");
     }
 }

@@ -69,6 +69,33 @@ must "${plan[@]}" --trace "$dir/t.json" -o "$dir/e.yaml" "$m"
 must "$bin/psplan" emit timeline "$dir/t.json" -o "$dir/tl.json"
 json 'd["otherData"]["source"] == "simulated" and sum(e["ph"] == "X" for e in d["traceEvents"]) > 100' "$dir/tl.json"
 
+# With a GPU: every family plans and checks, levels nest, the table and JSON say where weights are, timelines have all queues.
+must "$bin/tests/make_gpu_profile" "$dir/gpu.yaml"
+must "$bin/pssynth" --arch llama --n-embd 512 --n-head 4 --n-head-kv 2 --head-dim 128 --n-ff 4096 --n-layers 8 --sparse "$dir/mid.gguf"
+gpu=("$bin/psplan" --profile "$dir/gpu.yaml" --context 512)
+for f in gpu direct static dynamic split; do
+  must "${gpu[@]}" --budget 680MiB,700MiB --force $f -o "$dir/$f.bin" "$dir/mid.gguf"
+  must "$bin/psplan" check "$dir/$f.bin" "$dir/mid.gguf"
+  must "${gpu[@]}" --budget 700MiB --force $f -o "$dir/$f-moe.yaml" "$dir/qwen3moe.gguf"
+  must "$bin/psplan" check "$dir/$f-moe.yaml" "$dir/qwen3moe.gguf"
+done
+"${gpu[@]}" --budget host,680MiB,700MiB --workload prompt=256,output=64 --json -o "$dir/g.yaml" "$dir/mid.gguf" >"$dir/j" 2>/dev/null || fail "--budget --json"
+json '[l["budget"] for l in d["levels"]] == ["host", "680MiB", "700MiB"]' "$dir/j"
+json 'all(l["memory"]["vram_base_bytes"] + l["memory"]["vram_work_bytes"] + l["memory"]["vram_weight_bytes"] <= l["budget_bytes"] for l in d["levels"][1:])' "$dir/j"
+json 'd["levels"][2]["memory"]["vram_weight_bytes"] >= d["levels"][1]["memory"]["vram_weight_bytes"] > 0' "$dir/j"
+json 'all(t["copied_bytes"] + t["direct_bytes"] + t["cpu_bytes"] >= 0 for l in d["levels"][1:] for t in l["tiers"])' "$dir/j"
+must "${gpu[@]}" --budget 680MiB --force split --explain --trace "$dir/t.json" -o "$dir/e.yaml" "$dir/mid.gguf"
+grep -q 'busy alone' "$dir/log" || fail "--explain says nothing of queues"
+must "$bin/psplan" emit timeline "$dir/t.json" -o "$dir/tl.json"
+json 'len({e["tid"] for e in d["traceEvents"] if e["ph"] == "X"}) >= 3' "$dir/tl.json"
+expect 1 "bytes short" "${gpu[@]}" --budget 600MiB -o "$dir/not.yaml" "$m"
+"${gpu[@]}" --budget 600MiB --json -o "$dir/not.yaml" "$m" >"$dir/j" 2>/dev/null
+[ $? -eq 1 ] || fail "infeasible budget --json"
+json 'd["short_bytes"] > 0 and d["nearest_budget_bytes"] >= d["needed_bytes"] and d["largest"]' "$dir/j"
+expect 64 "--force" "${gpu[@]}" --budget 700MiB --force fast "$m"
+expect 64 "--workload" "${gpu[@]}" --budget 700MiB --workload decode=5 "$m"
+expect 64 "--workload" "${gpu[@]}" --budget 700MiB --workload prompt=0 "$m"
+
 # inspect: also of what cannot run.
 "$bin/psplan" inspect "$m" >"$dir/out" || fail "inspect"
 grep -q 'refused       nothing' "$dir/out" || fail "inspect: $(cat "$dir/out")"

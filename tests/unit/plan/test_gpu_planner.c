@@ -22,8 +22,8 @@ static void check(const ps_plan *plan, const gpu_case *c, const char *what) {
         cr_assert_eq(ps_plan_check(plan, l, c->model, &e), PS_OK, "%s: %s: %s", what, e.subject, e.message);
         cr_assert_leq(l->vram_base_bytes + l->vram_work_bytes + l->vram_weight_bytes, l->budget_bytes);
         for (uint32_t k = 0; k < i; k++)
-            cr_assert_eq(ps_plan_check_change(plan, &plan->levels[k], l, c->model, &e), PS_OK, "%s: %s: %s", what,
-                         e.subject, e.message);
+            cr_assert_eq(ps_plan_check_change(plan, &plan->levels[k], l, c->model, &e), PS_OK, "%s: %s: %s",
+                         what, e.subject, e.message);
     }
 }
 
@@ -75,8 +75,9 @@ Test(gpu_planner, qwen3_30b_a3b) {
 
 /* Weights in VRAM, in bytes. */
 static uint64_t resident(const ps_plan *plan, uint32_t level) {
-    return plan->levels[level].n_resident ? plan->levels[level].resident[plan->levels[level].n_resident - 1].offset
-                                          : 0;
+    return plan->levels[level].n_resident
+               ? plan->levels[level].resident[plan->levels[level].n_resident - 1].offset
+               : 0;
 }
 
 Test(gpu_planner, more_budget_never_makes_less_resident_and_bytes_repeat) {
@@ -195,7 +196,8 @@ Test(gpu_planner, what_does_not_fit_is_said_in_numbers) {
 
 /* Sequences in parallel, rows of logits in number, odd steps and contexts. */
 Test(gpu_planner, odd_requests) {
-    static const mb_shape *const shapes[] = {&mb_llama_small, &mb_qwen3moe_small, &mb_gemma3_small, &mb_llama3_8b};
+    static const mb_shape *const shapes[] = {&mb_llama_small, &mb_qwen3moe_small, &mb_gemma3_small,
+                                             &mb_llama3_8b};
     for (int k = 0; k < 4; k++) {
         gpu_case c = gc_shape(shapes[k]);
         for (int f = 0; f <= PS_FAMILY_COUNT; f++) {

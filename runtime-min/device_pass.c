@@ -3,6 +3,7 @@
  *
  * The block of the step's data is the pass's first copy. A pass ends with a point of its own behind all work but copies into
  * slots, which may go on into the next pass: that one begins with the compute stream waiting for them. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/clock.h"
@@ -41,6 +42,39 @@ static ps_status join_streams(ps_run_device *r, ps_error *err) {
     return status == PS_OK ? order(r, PS_STREAM_D2H, PS_STREAM_COMPUTE, err) : status;
 }
 
+/* Times of a traced instruction. Outside of graphs each has two events. In a graph, where a node costs, one behind each
+ * instruction does, and one before it where it may have waited for others. */
+static ps_status time_begin(ps_engine *e, const ps_run_entry *entry, ps_stream stream, uint32_t *out,
+                            ps_error *err) {
+    ps_run_device *r = &e->run;
+    ps_status status = PS_OK;
+    if (!r->capturing) {
+        while (status == PS_OK && r->n_timed - r->n_timed_read == PS_RUN_TIMED)
+            status = ps_device_read_times(e, false, err);
+        r->timed_index[r->n_timed % PS_RUN_TIMED] = entry->index;
+        *out = PS_EVENT_TIME + 2 * (uint32_t)(r->n_timed % PS_RUN_TIMED);
+        return status == PS_OK ? ps_device_time(r->device, stream, *out, err) : status;
+    }
+    if (r->graph_events + 2 > 2 * PS_RUN_TIMED || r->n_graph_timed == 2 * PS_RUN_TIMED)
+        return ps_error_set(err, PS_E_UNSUPPORTED, "trace", "more instructions than a graph has events for");
+    bool waits = entry->wait[0] != 0 || entry->await != 0 || r->last_time[stream] == 0;
+    *out = waits ? PS_EVENT_TIME + r->graph_events++ : r->last_time[stream];
+    return waits ? ps_device_time(r->device, stream, *out, err) : PS_OK;
+}
+
+static ps_status time_end(ps_engine *e, const ps_run_entry *entry, ps_stream stream, uint32_t begin,
+                          ps_error *err) {
+    ps_run_device *r = &e->run;
+    if (!r->capturing) {
+        r->n_timed++;
+        return ps_device_time(r->device, stream, begin + 1, err);
+    }
+    uint32_t end = PS_EVENT_TIME + r->graph_events++;
+    r->last_time[stream] = end;
+    r->graph_timed[r->n_graph_timed++] = (ps_run_timed){entry->index, begin, end};
+    return ps_device_time(r->device, stream, end, err);
+}
+
 static ps_status enqueue_entry(ps_engine *e, const ps_run_step *step, const ps_run_entry *entry,
                                uint64_t kv_bound, ps_error *err) {
     ps_run_device *r = &e->run;
@@ -53,20 +87,12 @@ static ps_status enqueue_entry(ps_engine *e, const ps_run_step *step, const ps_r
     if (status == PS_OK && r->capturing && entry->await > step->cpu_point0)
         status = ps_device_await(r->device, stream, base_address(e), entry->await, err);
     uint32_t time = 0;
-    if (e->tracing && status == PS_OK) {
-        while (status == PS_OK && r->n_timed - r->n_timed_read == PS_RUN_TIMED)
-            status = ps_device_read_times(e, false, err);
-        time = PS_EVENT_TIME + 2 * (uint32_t)(r->n_timed % PS_RUN_TIMED);
-        r->timed_index[r->n_timed % PS_RUN_TIMED] = entry->index;
-        if (status == PS_OK)
-            status = ps_device_time(r->device, stream, time, err);
-    }
+    if (e->tracing && status == PS_OK)
+        status = time_begin(e, entry, stream, &time, err);
     if (status == PS_OK)
         status = ps_engine_enqueue_op(e, step, op, entry->tile, kv_bound, err);
-    if (time != 0 && status == PS_OK) {
-        status = ps_device_time(r->device, stream, time + 1, err);
-        r->n_timed++;
-    }
+    if (time != 0 && status == PS_OK)
+        status = time_end(e, entry, stream, time, err);
     r->used_d2h |= stream == PS_STREAM_D2H;
     r->loose |= stream != PS_STREAM_COMPUTE;
     if (status == PS_OK && entry->record != 0)
@@ -101,8 +127,10 @@ static bool same_key(const ps_graph_key *a, const ps_graph_key *b) {
 
 void ps_device_drop_graphs(ps_engine *e) {
     ps_run_device *r = &e->run;
-    for (uint32_t i = 0; i < r->n_graphs; i++)
+    for (uint32_t i = 0; i < r->n_graphs; i++) {
         ps_device_graph_free(r->device, r->graphs[i].graph);
+        free(r->graphs[i].timed);
+    }
     r->n_graphs = r->n_keys = 0;
     e->stats.n_graphs = 0;
 }
@@ -135,9 +163,8 @@ static ps_status find_graph(ps_engine *e, const ps_run_step *step, ps_run_graph 
     ps_run_device *r = &e->run;
     const ps_run_tier *t = step->tier;
     *out = NULL;
-    if (e->tracing || step->tail_only || step->n_tokens > PS_RUN_GRAPH_TOKENS ||
-        step->dev_end - step->dev_begin < 8 || t->has_kv_copies ||
-        (t->has_weight_copies && !e->weights_direct))
+    if (step->tail_only || step->n_tokens > PS_RUN_GRAPH_TOKENS || step->dev_end - step->dev_begin < 8 ||
+        t->has_kv_copies || (t->has_weight_copies && !e->weights_direct))
         return PS_OK;
     ps_graph_key key = {t, step->n_tokens, step->n_spans, step->span_rows, step->n_outputs};
     uint32_t oldest = 0;
@@ -159,17 +186,36 @@ static ps_status find_graph(ps_engine *e, const ps_run_step *step, ps_run_graph 
     }
     ps_device_graph *graph;
     r->traffic = (ps_run_traffic){0};
+    r->graph_events = r->n_graph_timed = 0;
+    memset(r->last_time, 0, sizeof r->last_time);
     ps_status status = capture(e, step, &graph, err);
     r->loose = false;
+    if (status == PS_E_UNSUPPORTED && e->tracing)
+        return PS_OK; /* too long to be timed as a graph */
     if (status != PS_OK)
         return status;
+    ps_run_timed *timed = NULL;
+    if (r->n_graph_timed != 0) {
+        timed = malloc(r->n_graph_timed * sizeof *timed);
+        if (timed == NULL) {
+            ps_device_graph_free(r->device, graph);
+            return ps_error_set(err, PS_E_NOMEM, "trace", "no memory for %u times", r->n_graph_timed);
+        }
+        memcpy(timed, r->graph_timed, r->n_graph_timed * sizeof *timed);
+    }
     if (r->n_graphs == PS_RUN_GRAPHS) {
         ps_device_graph_free(r->device, r->graphs[oldest].graph);
+        free(r->graphs[oldest].timed);
         *out = &r->graphs[oldest];
     } else {
         *out = &r->graphs[r->n_graphs++];
     }
-    **out = (ps_run_graph){.key = key, .graph = graph, .traffic = r->traffic, .used = e->stats.n_steps};
+    **out = (ps_run_graph){.key = key,
+                           .graph = graph,
+                           .traffic = r->traffic,
+                           .used = e->stats.n_steps,
+                           .timed = timed,
+                           .n_timed = r->n_graph_timed};
     e->stats.n_graphs = r->n_graphs;
     return PS_OK;
 }
@@ -231,6 +277,7 @@ ps_status ps_device_pass_begin(ps_engine *e, const ps_run_step *step, ps_error *
         status = find_graph(e, step, &graph, err);
     if (status == PS_OK && graph != NULL) {
         r->as_graph = r->ended = true;
+        r->graph = graph;
         r->traffic = graph->traffic;
         r->next = step->dev_end;
         e->stats.n_graph_steps++;
@@ -337,6 +384,10 @@ void ps_device_pass_end(ps_engine *e, const ps_run_step *step) {
     }
     if (e->abort != PS_ABORT_NONE)
         return;
+    if (e->tracing && r->as_graph && ps_device_read_graph_times(e, r->graph, &err) != PS_OK) {
+        ps_engine_abort(e, PS_ABORT_ERROR, &err);
+        return;
+    }
     e->stats.copied_bytes += r->traffic.copied;
     e->stats.direct_bytes += r->traffic.direct;
 }

@@ -139,8 +139,15 @@ typedef struct ps_run_traffic {
     uint64_t copied, direct;
 } ps_run_traffic;
 
+/* A traced instruction of a graph: its index in the stream, its events. */
+typedef struct ps_run_timed {
+    uint32_t index, begin, end;
+} ps_run_timed;
+
 typedef struct ps_run_graph {
     ps_graph_key key;
+    ps_run_timed *timed; /* [n_timed], from malloc */
+    uint32_t n_timed;
     ps_device_graph *graph;
     ps_run_traffic traffic;
     uint64_t used; /* number of the step that used it last */
@@ -182,7 +189,10 @@ typedef struct ps_run_device {
     int emulated_status;            /* status of a reference that failed, atomic; 0: none */
     uint64_t n_timed, n_timed_read; /* of this step: entries with times, those already read */
     uint32_t *timed_index;          /* [PS_RUN_TIMED] their index in the stream */
-    int64_t zero_ns;                /* PS_EVENT_ZERO, from the start of the step */
+    ps_run_timed *graph_timed;      /* [2 * PS_RUN_TIMED] of the graph being captured */
+    uint32_t graph_events, n_graph_timed, last_time[PS_STREAM_COUNT];
+    const ps_run_graph *graph; /* of the pass, if it is one */
+    int64_t zero_ns;           /* PS_EVENT_ZERO, from the start of the step */
 } ps_run_device;
 
 struct ps_session {
@@ -323,6 +333,7 @@ void ps_device_fill_block(ps_engine *engine, const ps_run_step *step);
 ps_status ps_device_send_block(ps_engine *engine, ps_error *err);
 /* The clock of a traced step on the device; times of entries that have ended into event_ns (all: wait for them). */
 ps_status ps_device_start_times(ps_engine *engine, ps_error *err);
+ps_status ps_device_read_graph_times(ps_engine *engine, const ps_run_graph *graph, ps_error *err);
 ps_status ps_device_read_times(ps_engine *engine, bool all, ps_error *err);
 
 /* kv.c: copies of KV in a step, and between levels. */

@@ -213,7 +213,8 @@ ps_status ps_engine_open_memory(ps_engine *e, const ps_engine_options *o, ps_err
     e->info.meter = ps_meter_name(how);
     e->run.loaded = ps_arena_array(e->arena, n_resident, sizeof *e->run.loaded);
     e->run.timed_index = ps_arena_array(e->arena, PS_RUN_TIMED, sizeof *e->run.timed_index);
-    if (e->run.loaded == NULL || e->run.timed_index == NULL)
+    e->run.graph_timed = ps_arena_array(e->arena, 2 * PS_RUN_TIMED, sizeof *e->run.graph_timed);
+    if (e->run.loaded == NULL || e->run.timed_index == NULL || e->run.graph_timed == NULL)
         return ps_error_set(err, PS_E_NOMEM, e->info.budget, "no memory for %llu resident pieces",
                             (unsigned long long)n_resident);
     status = host_alloc(e, e->host_arena_bytes != 0 ? e->host_arena_bytes : 1, &e->host_arena,

@@ -7,6 +7,14 @@
 #include "core/clock.h"
 #include "runtime-min/engine_internal.h"
 
+/* Graphs take times only in a trace. */
+static ps_status drop_graphs(ps_engine *e, ps_error *err) {
+    ps_status status = e->has_device ? ps_device_sync(e->run.device, err) : PS_OK;
+    if (status == PS_OK && e->has_device)
+        ps_device_drop_graphs(e);
+    return status;
+}
+
 ps_status ps_engine_trace_start(ps_engine *e, ps_error *err) {
     if (e->trace.arena != NULL)
         ps_arena_free(e->trace.arena);
@@ -29,13 +37,19 @@ ps_status ps_engine_trace_start(ps_engine *e, ps_error *err) {
     memcpy(t->model_hash, e->plan->model_hash, sizeof t->model_hash);
     memcpy(t->profile_hash, e->plan->profile_hash, sizeof t->profile_hash);
     e->trace_steps_capacity = 0;
+    ps_status status = drop_graphs(e, err);
+    if (status != PS_OK)
+        return status;
     e->trace_start_ns = ps_clock_ns();
     e->tracing = true;
     return PS_OK;
 }
 
 ps_status ps_engine_trace_write(ps_engine *e, const char *path, ps_error *err) {
+    ps_status status = e->tracing ? drop_graphs(e, err) : PS_OK;
     e->tracing = false;
+    if (status != PS_OK)
+        return status;
     if (e->trace.arena == NULL)
         return ps_error_set(err, PS_E_USAGE, "trace", "none was started");
     return ps_trace_write(&e->trace, path, err);

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "engine_gpu_case.h"
+#include "schemas/trace.h"
 
 static unsigned failures;
 #define CHECK(cond, ...)                                                                                     \
@@ -202,11 +203,66 @@ static void test_placements(const char *preset) {
     case_remove(&host);
 }
 
+/* Traces hold every instruction of every queue with times inside of its step, of steps that are graphs too; what is computed
+ * is the same. */
+static void test_trace(const char *preset) {
+    static const variant traced[] = {
+        {.name = "feed-forward on the CPU", .stream = true, .n_slots = 2, .ffn_on_cpu = true},
+        {.name = "KV through a slot", .resident_ffn = true, .kv = GC_KV_SLOT}};
+    engine_case c;
+    char path[128];
+    case_make(&c, preset, 256, N_SEQS, 1, 64);
+    snprintf(path, sizeof path, "%s/trace.json", c.folder);
+    for (size_t i = 0; i < sizeof traced / sizeof *traced; i++) {
+        gc_level l = level_of(&traced[i]);
+        gc_write(&c, &l, 1);
+        ps_engine *e = gc_open(&c, &(ps_engine_options){.n_sessions = N_SEQS});
+        uint64_t n;
+        ps_error err = {0};
+        float *want = run(e, &n);
+        if (ps_engine_trace_start(e, &err) != PS_OK)
+            case_die("trace", &err);
+        ps_engine_stats before, after;
+        ps_engine_get_stats(e, &before);
+        float *have = run(e, &n);
+        ps_engine_get_stats(e, &after);
+        CHECK(memcmp(want, have, n * sizeof *want) == 0, "%s: a trace changes bits", traced[i].name);
+        CHECK(after.n_graph_steps > before.n_graph_steps || traced[i].kv == GC_KV_SLOT,
+              "%s: no graphs in a trace", traced[i].name);
+        ps_trace *t;
+        if (ps_engine_trace_write(e, path, &err) != PS_OK || ps_trace_read(path, &t, &err) != PS_OK)
+            case_die("trace", &err);
+        CHECK(t->n_steps == after.n_steps - before.n_steps, "%u steps in the trace", t->n_steps);
+        for (uint32_t s = 0; s < t->n_steps; s++) {
+            uint32_t of[PS_QUEUE_COUNT] = {0};
+            for (uint32_t k = 0; k < t->steps[s].n_events; k++) {
+                const ps_trace_event *v = &t->steps[s].events[k];
+                of[v->queue]++;
+                /* Both clocks are known together as well as the machine is quiet. */
+                CHECK(v->end_s >= v->start_s && v->start_s >= 0 && v->end_s < 2 * t->steps[s].step_s + 0.2,
+                      "%s: step %u, instruction %u from %g to %g of %g", traced[i].name, s, v->instr,
+                      v->start_s, v->end_s, t->steps[s].step_s);
+            }
+            CHECK(of[PS_QUEUE_CPU] > 1 && of[PS_QUEUE_GPU] > 10 && of[PS_QUEUE_H2D] > 0,
+                  "%s: %u %u %u events", traced[i].name, of[PS_QUEUE_CPU], of[PS_QUEUE_GPU],
+                  of[PS_QUEUE_H2D]);
+        }
+        ps_trace_free(t);
+        ps_engine_close(e);
+        free(want);
+        free(have);
+        unlink(path);
+    }
+    case_remove(&c);
+}
+
 int main(int argc, char **argv) {
     static const char *const presets[] = {"tiny-llama", "tiny-qwen3", "tiny-qwen3moe", "tiny-gemma3"};
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++)
         if (argc < 2 || strcmp(argv[1], presets[i]) == 0)
             test_placements(presets[i]);
+    if (argc < 2 || strcmp(argv[1], "trace") == 0)
+        test_trace("tiny-llama");
     if (failures == 0)
         printf("engine with a GPU: placements of 4 architectures\n");
     return failures != 0;

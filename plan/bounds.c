@@ -14,6 +14,10 @@ ps_step_work ps_step_work_of(const ps_lower_request *r, uint64_t kv_len) {
     /* As the cost of attention takes it: a token each for some sequences, or a run of tokens of one. */
     double seqs = r->max_tokens <= r->n_seqs ? (double)r->max_tokens : 1;
     uint64_t per_seq = seqs > 1 ? 1 : r->max_tokens;
+    if (r->level && r->max_tokens > r->bucket_tokens) { /* prompts of several sequences */
+        seqs = (double)r->max_tokens / (double)r->bucket_tokens;
+        per_seq = r->bucket_tokens;
+    }
     for (uint32_t s = 0; s < m->n_shards; s++)
         for (uint32_t i = 0; i < m->shards[s].n_ops; i++) {
             const ps_op_desc *d = &m->shards[s].ops[i];

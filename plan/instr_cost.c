@@ -14,6 +14,9 @@ static double mean_visible(double t, double kv_len, double window) {
     return (growing * (first + window - 1) / 2 + (t - growing) * window) / t;
 }
 
+/* Share of the read ceiling that attention of many sequences reaches. */
+static const double attention_of_hbm = 0.7;
+
 static double larger(double a, double b) {
     return a > b ? a : b;
 }
@@ -214,6 +217,18 @@ static double hand_over(const ps_lower_request *r, const ps_program *p, uint32_t
     return most;
 }
 
+/* Attention of `seqs` sequences from the time of one. The CPU takes one after the other. The GPU takes all in one launch: each
+ * further one adds its bytes, at most the time of the first. */
+static double all_sequences(const ps_lower_request *r, const ps_instr *in, uint32_t layer,
+                            const ps_cost_query *q, double one_s, double seqs) {
+    double rate = r->profile->gpu.hbm_read_bytes_per_s.median * attention_of_hbm;
+    if (in->queue == PS_QUEUE_CPU || q->beside == PS_BESIDE_DIRECT || !(rate > 0))
+        return one_s * seqs;
+    const ps_layer *y = &r->model->layers[layer];
+    double bytes = 2.0 * y->n_head_kv * ((double)y->head_dim_k + y->head_dim_v) * q->kv_len;
+    return one_s + (seqs - 1) * fmin(one_s, bytes / rate);
+}
+
 static ps_cost alone(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,
                      uint64_t kv_len) {
     const ps_instr *in = &p->instrs[instr];
@@ -234,6 +249,14 @@ static ps_cost alone(const ps_lower_request *r, const ps_program *p, uint32_t in
      * point whose rows see as much on average. A step of at most one token per sequence reads each sequence's cache. */
     double window = r->model->layers[layer].window;
     double seqs = r->max_tokens <= r->n_seqs ? (double)r->max_tokens : 1;
+    if (r->level && r->max_tokens > r->bucket_tokens) { /* prompts of several sequences, each of a bucket */
+        double runs = tokens / (double)r->bucket_tokens;
+        q.kv_len = mean_visible((double)r->bucket_tokens, (double)r->bucket_tokens, window) +
+                   ((double)r->bucket_tokens - 1) / 2;
+        ps_cost c = one(r, p, in, layer, q, fmin(tokens, (double)r->bucket_tokens));
+        c.time_s *= fmax(runs, 1);
+        return c;
+    }
     uint64_t n_tiles = tiles ? (r->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS : 1;
     if (in->queue == PS_QUEUE_GPU && in->kv == PS_KV_HOME && r->level &&
         r->level->kv[layer].space == PS_SPACE_HOST)
@@ -248,9 +271,7 @@ static ps_cost alone(const ps_lower_request *r, const ps_program *p, uint32_t in
         double after = before + (seqs > 1 ? 1 : fmin((tile + 1) * PS_TILE_TOKENS, (double)r->max_tokens));
         q.kv_len = mean_visible(t, after, window) + (t - 1) / 2;
         ps_cost c = one(r, p, in, layer, q, t);
-        /* The GPU's kernels take all sequences in one launch: bytes and arithmetic of each, one start. */
-        double start = in->queue == PS_QUEUE_GPU ? r->profile->gpu.graph_node_s.median * (seqs - 1) : 0;
-        sum.time_s += fmax(c.time_s * seqs - start, c.time_s) / (double)n_tiles;
+        sum.time_s += all_sequences(r, in, layer, &q, c.time_s, seqs) / (double)n_tiles;
         sum.quality = c.quality > sum.quality ? c.quality : sum.quality;
     }
     return sum;

@@ -118,8 +118,9 @@ static void bench_matmul_shape(const type_row &t, uint32_t T, uint32_t cols, uin
             return psc::launch_matmul_tile(&b, &on, k) == cudaSuccess;
         });
     const std::vector<double> us = measure_in_turn(ways, n, 9);
-    static const char *const names[] = {"cublas.f16 beside", "matmul",        "gemm",        "matmul.wide", "matmul.large",
-                                        "matmul.square",     "matmul.medium", "matmul.small"};
+    static const char *const names[] = {"cublas.f16 beside", "matmul",       "gemm",
+                                        "matmul.wide",       "matmul.large", "matmul.square",
+                                        "matmul.medium",     "matmul.small", "matmul.few"};
     for (size_t k = 0; k < us.size(); k++) {
         char name[64], shape[128];
         if (us[k] <= 0)

@@ -109,13 +109,13 @@ PSC_BOTH uint32_t bit4_of_bytes(uint32_t x) {
 enum { LOW_NIBBLES = 0x0f0f0f0f };
 
 /* Each type: UNITS of a load and its BYTES; ALIGN, what every load's start in a file is a multiple of; DIRECT: rows are
- * halves already and are copied as they lie; SPLIT: a weight is the sum of two halves; SCALED: weights are made from
+ * halves already and are copied as they lie; WHOLE: columns come in eights; SPLIT: a weight is the sum of two halves; SCALED: weights are made from
  * floats times a power of two that belongs to the row.
  * piece(part, k): which pieces of the unit part's words out[0..3] (k 0) and out[4..7] (k 1) are. column(unit, piece):
  * first column of a piece. make(load, unit, part, scale, out, out_low): unit counts within the load; a load starts at an
  * address that is a multiple of ALIGN and may be read up to 4 bytes beyond its end; out_low: the second halves of SPLIT. */
 struct natural_columns {
-    static constexpr bool DIRECT = false, SPLIT = false, SCALED = false;
+    static constexpr bool DIRECT = false, SPLIT = false, SCALED = false, WHOLE = true;
     PSC_BOTH uint32_t column(uint32_t unit, uint32_t piece) {
         return 64 * unit + 8 * piece;
     }
@@ -127,18 +127,15 @@ struct nibble_blocks : natural_columns {
         return 4 * (part >> 1) + (part & 1) + 2 * k;
     }
 };
-/* A part is 16 elements in order. */
-struct plain_order : natural_columns {
-    PSC_BOTH uint32_t piece(uint32_t part, uint32_t k) {
-        return 2 * part + k;
-    }
-};
-/* Super-blocks of 256: a part is 8 bytes, whose low nibbles are in one group of 32 and the high ones in another. */
-struct super_blocks : natural_columns {
-    static constexpr int UNITS = 4;
+/* A part is pieces p and p + 4: of two blocks, or 8 bytes of a super-block, whose low nibbles are in one group of 32 and the
+ * high ones in another. Threads that follow each other make pieces that do. */
+struct far_pieces : natural_columns {
     PSC_BOTH uint32_t piece(uint32_t part, uint32_t k) {
         return part + 4 * k;
     }
+};
+struct super_blocks : far_pieces {
+    static constexpr int UNITS = 4;
 };
 
 struct half_q4_0 : nibble_blocks {
@@ -207,17 +204,18 @@ struct half_q5_1 : nibble_blocks {
     }
 };
 
-struct half_q8_0 : plain_order {
+struct half_q8_0 : far_pieces {
     static constexpr int UNITS = 2, BYTES = 136, ALIGN = 2;
     PSC_BOTH void make(const uint8_t *load, uint32_t unit, uint32_t part, float, uint32_t (&out)[8],
                        uint32_t (&)[8]) {
-        const uint8_t *b = load + 68 * unit + 34 * (part >> 1);
-        uint32_t w[4];
-        words_of(b + 2 + 16 * (part & 1), w);
-        const __half2 d = twice(b);
-        /* With the sign bit flipped a byte is its value plus 128. */
-        scale_bytes(w[0] ^ 0x80808080u, w[1] ^ 0x80808080u, 128, d, out);
-        scale_bytes(w[2] ^ 0x80808080u, w[3] ^ 0x80808080u, 128, d, out + 4);
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint8_t *b = load + 68 * unit + 34 * k;
+            uint32_t w[2];
+            words_of(b + 2 + 8 * part, w);
+            /* With the sign bit flipped a byte is its value plus 128. */
+            scale_bytes(w[0] ^ 0x80808080u, w[1] ^ 0x80808080u, 128, twice(b), out + 4 * k);
+        }
     }
 };
 
@@ -294,33 +292,38 @@ struct half_q6_k : super_blocks {
 };
 
 /* Rows of halves at multiples of 16 bytes. */
-struct half_f16 : plain_order {
+struct half_f16 : far_pieces {
     static constexpr bool DIRECT = true;
     static constexpr int UNITS = 1, BYTES = 128, ALIGN = 16;
     PSC_BOTH void make(const uint8_t *, uint32_t, uint32_t, float, uint32_t (&)[8], uint32_t (&)[8]) {
     }
 };
 /* Rows of halves anywhere. */
-struct half_f16_any : plain_order {
+struct half_f16_any : far_pieces {
+    static constexpr bool WHOLE = false;
     static constexpr int UNITS = 2, BYTES = 256, ALIGN = 2;
     PSC_BOTH void make(const uint8_t *load, uint32_t unit, uint32_t part, float, uint32_t (&out)[8],
                        uint32_t (&)[8]) {
-        words_of(load + 128 * unit + 32 * part, out);
+        uint32_t w[2][4];
+        words_of(load + 128 * unit + 16 * part, w[0]);
+        words_of(load + 128 * unit + 64 + 16 * part, w[1]);
+        memcpy(out, w, 32);
     }
 };
 /* Brain floats have fewer bits than halves but a wider range: with the row's largest at 2^14 to 2^15 nothing of those is
  * lost that are at least 2^-28 of it, and of the others less than 2^-39 of it. */
-struct half_bf16 : plain_order {
-    static constexpr bool SCALED = true;
+struct half_bf16 : far_pieces {
+    static constexpr bool SCALED = true, WHOLE = false;
     static constexpr int UNITS = 2, BYTES = 256, ALIGN = 2;
     PSC_BOTH void make(const uint8_t *load, uint32_t unit, uint32_t part, float scale, uint32_t (&out)[8],
                        uint32_t (&)[8]) {
-        uint32_t w[8];
-        words_of(load + 128 * unit + 32 * part, w);
+        uint32_t w[2][4];
+        words_of(load + 128 * unit + 16 * part, w[0]);
+        words_of(load + 128 * unit + 64 + 16 * part, w[1]);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             float lo, hi;
-            const uint32_t l = w[i] << 16, h = w[i] & 0xffff0000u;
+            const uint32_t v = w[i / 4][i % 4], l = v << 16, h = v & 0xffff0000u;
             memcpy(&lo, &l, 4);
             memcpy(&hi, &h, 4);
             out[i] = as_word(__floats2half2_rn(lo * scale, hi * scale));
@@ -328,17 +331,18 @@ struct half_bf16 : plain_order {
     }
 };
 /* Floats as two halves, scaled as above: at least 22 bits, and less than 2^-39 of the row's largest is lost. */
-struct half_f32 : plain_order {
-    static constexpr bool SCALED = true, SPLIT = true;
+struct half_f32 : far_pieces {
+    static constexpr bool SCALED = true, SPLIT = true, WHOLE = false;
     static constexpr int UNITS = 1, BYTES = 256, ALIGN = 4;
     PSC_BOTH void make(const uint8_t *load, uint32_t unit, uint32_t part, float scale, uint32_t (&out)[8],
                        uint32_t (&low)[8]) {
-        uint32_t w[16];
-        words_aligned(load + 256 * unit + 64 * part, w);
+        uint32_t w[2][8];
+        words_aligned(load + 256 * unit + 32 * part, w[0]);
+        words_aligned(load + 256 * unit + 128 + 32 * part, w[1]);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             float f[2];
-            memcpy(f, w + 2 * i, 8);
+            memcpy(f, w[i / 4] + 2 * (i % 4), 8);
             f[0] *= scale, f[1] *= scale;
             const __half2 h = __floats2half2_rn(f[0], f[1]);
             out[i] = as_word(h);
@@ -363,32 +367,47 @@ template <class W> struct load_slot {
     static constexpr int PIECES = (W::BYTES + (16 - W::ALIGN) + 15) / 16,
                          ROOM = PIECES + (W::ALIGN == 16 ? 0 : 1), SLOT = (ROOM | 1) * 16;
 };
-template <class W>
-__device__ __forceinline__ uint32_t load_lead(const weight_rows &w, uint32_t row, uint32_t load) {
-    if constexpr (W::ALIGN == 16)
-        return 0;
-    return (uint32_t)(uintptr_t)(w.data + row * w.stride + (uint64_t)load * W::BYTES) & 15;
-}
-/* Ask for load `load` of rows [first, first + N) by THREADS threads; rows behind the last are copies of it. */
-template <class W, int N, int THREADS>
-__device__ __forceinline__ void ask_for(const weight_rows &w, uint32_t first, uint32_t load, uint8_t *slots) {
-    constexpr int PIECES = load_slot<W>::PIECES, SLOT = load_slot<W>::SLOT;
-    const uint64_t from = (uint64_t)load * W::BYTES;
-    if (from >= w.row_bytes)
-        return;
-    const uint32_t bytes = min((uint32_t)W::BYTES, w.row_bytes - (uint32_t)from);
-#pragma unroll
-    for (int k = 0; k < (N * PIECES + THREADS - 1) / THREADS; k++) {
-        const uint32_t i = threadIdx.x + k * THREADS, r = i / PIECES, at = i % PIECES * 16;
-        if ((N * PIECES) % THREADS && r >= N)
-            break;
-        const uint8_t *p = w.data + min(first + r, w.n_rows - 1) * w.stride + from;
-        const uint32_t lead = (uint32_t)(uintptr_t)p & 15;
-        p = p - lead + at;
-        if (at < bytes + lead)
-            copy_async(slots + r * SLOT + at, p, (uint32_t)min((uint64_t)16, (uint64_t)(w.end - p)));
+
+/* A tile of rows of packed weights, for all threads alike. Places are bytes from `base`, the last multiple of 16 at or before
+ * its first row: strides are below MAX_STRIDE, so 32 bits hold them. */
+enum { MAX_STRIDE = 1 << 23 };
+struct packed_tile {
+    const uint8_t *base;
+    uint32_t skew, stride, row_bytes, n_rows, room; /* room: bytes up to the end of the matrix, or 2^32 - 1 */
+
+    __device__ __forceinline__ packed_tile(const weight_rows &w, uint32_t first) {
+        const uint8_t *p = w.data + first * w.stride;
+        skew = (uint32_t)(uintptr_t)p & 15;
+        base = p - skew;
+        stride = (uint32_t)w.stride, row_bytes = w.row_bytes;
+        n_rows = w.n_rows - first;
+        room = (uint32_t)min((uint64_t)(w.end - base), (uint64_t)UINT32_MAX);
     }
-}
+    /* Where load `load` of a row begins in its slot. */
+    template <class W> __device__ __forceinline__ uint32_t lead(uint32_t row, uint32_t load) const {
+        if constexpr (W::ALIGN == 16)
+            return 0;
+        return (skew + row * stride + load * W::BYTES) & 15;
+    }
+    /* Ask for load `load` of the first N rows by THREADS threads: those of a row follow each other. Slots of rows that are not
+     * there keep what they hold. */
+    template <class W, int N, int THREADS>
+    __device__ __forceinline__ void ask(uint32_t load, uint8_t *slots) const {
+        constexpr int PIECES = load_slot<W>::PIECES, SLOT = load_slot<W>::SLOT, STEP = THREADS / PIECES;
+        const uint32_t from = load * W::BYTES, r0 = threadIdx.x / PIECES, at = threadIdx.x % PIECES * 16;
+        if (from >= row_bytes || r0 >= STEP)
+            return;
+        const uint32_t bytes = min((uint32_t)W::BYTES, row_bytes - from), last = min((uint32_t)N, n_rows);
+        uint32_t place = skew + r0 * stride + from;
+#pragma unroll
+        for (int k = 0; k < (N + STEP - 1) / STEP; k++) {
+            const uint32_t r = r0 + k * STEP, p = (place & ~15u) + at;
+            if (r < last && at < bytes + (place & 15))
+                copy_async(slots + r * SLOT + at, base + p, min(16u, room - p));
+            place += STEP * stride;
+        }
+    }
+};
 
 } // namespace psc
 #endif

@@ -16,14 +16,15 @@ __global__ void __launch_bounds__(THREADS) dequantize(weight_rows w, uint32_t fi
                                                       uint32_t out_cols, uint32_t n_rows, uint8_t *out) {
     __shared__ __align__(128) uint8_t slots[ROW_TILE * load_slot<W>::SLOT];
     const uint32_t tile = blockIdx.y * ROW_TILE, load = first_load + blockIdx.x;
-    ask_for<W, ROW_TILE, THREADS>(w, first_row + tile, load, slots);
+    const packed_tile packed(w, first_row + tile);
+    packed.ask<W, ROW_TILE, THREADS>(load, slots);
     copy_commit();
     copy_wait<0>();
     __syncthreads();
     const uint32_t row = (threadIdx.x >> 5) * 8 + (threadIdx.x & 7), part = threadIdx.x >> 3 & 3;
     if (tile + row >= n_rows)
         return;
-    const uint8_t *slot = slots + row * load_slot<W>::SLOT + load_lead<W>(w, first_row + tile + row, load);
+    const uint8_t *slot = slots + row * load_slot<W>::SLOT + packed.lead<W>(row, load);
     uint8_t *to = out + 2 * (uint64_t)(tile + row) * out_cols;
 #pragma unroll
     for (uint32_t unit = 0; unit < W::UNITS; unit++) {

@@ -28,7 +28,7 @@ cudaError_t launch_matmul(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_gemm(const ps_kargs *a, const ps_cuda_on *on);
 /* launch_matmul with a tile of the caller's choice (matmul.cuh's order): for tests and benchmarks, since all give the same bits.
  * cudaErrorNotSupported: the type or the GPU has not got it. */
-enum { MATMUL_TILES = 5 };
+enum { MATMUL_TILES = 6 };
 cudaError_t launch_matmul_tile(const ps_kargs *a, const ps_cuda_on *on, uint32_t tile);
 cudaError_t launch_moe(const ps_kargs *a, const ps_cuda_on *on);
 cudaError_t launch_moe_many(const ps_kargs *a, const ps_cuda_on *on);

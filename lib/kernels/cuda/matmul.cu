@@ -26,7 +26,7 @@ template <class T> __global__ void __launch_bounds__(256) row_scales(weight_rows
 
 struct choice {
     ps_dtype type;
-    const matmul_family *family, *unaligned; /* of rows at multiples of 16 bytes; of others */
+    const matmul_family *family, *unaligned; /* of aligned rows whose columns come in eights; of others */
     uint32_t align;                          /* of rows for the first */
 };
 const choice choices[] = {
@@ -108,7 +108,7 @@ cudaError_t launch_matmul_tile(const ps_kargs *a, const ps_cuda_on *on, uint32_t
         if (c.type != a->w[0].type)
             continue;
         const matmul_family *f = c.family;
-        if ((uintptr_t)p.w.data % c.align || p.w.stride % c.align) {
+        if ((uintptr_t)p.w.data % c.align || p.w.stride % c.align || (c.unaligned && p.w.cols % 8)) {
             if (!c.unaligned || (uintptr_t)p.w.data % 2 || p.w.stride % 2)
                 return cudaErrorNotSupported;
             f = c.unaligned;

@@ -41,55 +41,82 @@ struct matmul_family {
 extern const matmul_family matmul_q4_0, matmul_q4_1, matmul_q5_0, matmul_q5_1, matmul_q8_0, matmul_q4_k,
     matmul_q5_k, matmul_q6_k, matmul_f16, matmul_f16_any, matmul_bf16, matmul_f32;
 
-/* Tile of a block: TOKENS x ROWS, by warps that make M x N each; STAGES units of activations in shared memory; BLOCKS of
- * threads that a multiprocessor shall hold. */
-template <int TOKENS_, int ROWS_, int M_, int N_, int STAGES_, int BLOCKS_> struct matmul_tile {
-    static constexpr int TOKENS = TOKENS_, ROWS = ROWS_, M = M_, N = N_, STAGES = STAGES_, BLOCKS = BLOCKS_;
+/* Tile of a block: TOKENS x ROWS, by warps that make M x N each; STAGES units of activations and LOADS loads of packed weights in
+ * shared memory; BLOCKS of threads that a multiprocessor shall hold. */
+template <int TOKENS_, int ROWS_, int M_, int N_, int STAGES_, int LOADS_, int BLOCKS_> struct matmul_tile {
+    static constexpr int TOKENS = TOKENS_, ROWS = ROWS_, M = M_, N = N_, STAGES = STAGES_, LOADS = LOADS_,
+                         BLOCKS = BLOCKS_;
     static constexpr int WARPS_M = TOKENS / M, WARPS_N = ROWS / N, THREADS = 32 * WARPS_M * WARPS_N;
 };
-using tile_wide = matmul_tile<128, 256, 64, 64, 3, 1>;
-using tile_large = matmul_tile<256, 128, 64, 64, 3, 1>;
-using tile_square = matmul_tile<128, 128, 64, 64, 2, 2>;
-using tile_medium = matmul_tile<128, 64, 32, 32, 2, 2>;
-using tile_small = matmul_tile<64, 32, 32, 16, 2, 4>;
+using tile_wide = matmul_tile<128, 256, 64, 64, 3, 2, 1>;
+using tile_large = matmul_tile<256, 128, 64, 64, 3, 2, 1>;
+using tile_square = matmul_tile<128, 128, 64, 64, 2, 2, 2>;
+using tile_medium = matmul_tile<128, 64, 32, 32, 3, 2, 2>;
+using tile_small = matmul_tile<64, 32, 32, 16, 3, 2, 4>; /* within the 64 KB of compute capability 7.5 */
+using tile_few = matmul_tile<32, 64, 32, 16, 4, 4, 2>;
+using tile_split = matmul_tile<64, 32, 32, 16, 2, 2, 4>;
 
 /* Shared memory: stages of activations, tiles of weights as halves (a stage each where they are copied, else two, and
- * two more for the second halves), loads of packed weights (two). */
+ * two more for the second halves), loads of packed weights. */
 template <class W, class C> struct matmul_layout {
     static constexpr uint32_t X = C::TOKENS * 128, TILE = C::ROWS * 128, W_TILES = W::DIRECT ? C::STAGES : 2,
-                              LOADS = W::DIRECT ? 0 : C::ROWS * load_slot<W>::SLOT;
+                              LOAD = W::DIRECT ? 0 : C::ROWS * load_slot<W>::SLOT;
     static constexpr uint32_t W_AT = C::STAGES * X, LOW_AT = W_AT + W_TILES * TILE,
-                              LOADS_AT = LOW_AT + (W::SPLIT ? 2 * TILE : 0), BYTES = LOADS_AT + 2 * LOADS;
+                              LOADS_AT = LOW_AT + (W::SPLIT ? 2 * TILE : 0),
+                              BYTES = LOADS_AT + C::LOADS * LOAD;
 };
 
-/* Ask for unit `unit` of N rows of halves, `stride` apart; rows from `valid` on and columns from `cols` on are zero. */
-template <class W, int N, int THREADS>
-__device__ __forceinline__ void ask_for_halves(const uint8_t *base, uint64_t stride, uint32_t valid,
-                                               uint32_t cols, uint32_t unit, uint8_t *to) {
-    static_assert(N * 8 % THREADS == 0 && THREADS % 8 == 0, "a thread keeps its piece");
-    const uint32_t piece = threadIdx.x & 7, r0 = threadIdx.x >> 3, col = W::column(unit, piece);
-    const uint32_t bytes = col < cols ? min(16u, 2 * (cols - col)) : 0;
-    const uint8_t *p = bytes ? base + 2 * (uint64_t)col : base;
-#pragma unroll
-    for (int k = 0; k < N * 8 / THREADS; k++) {
-        const uint32_t r = r0 + k * (THREADS / 8);
-        const bool there = r < valid;
-        copy_async(to + piece_at(r, piece), there ? p + r * stride : base, there ? bytes : 0);
-    }
-}
+/* N rows of halves as a thread copies them: one piece of every THREADS / 8th row. Rows from n_rows on and columns from `cols` on
+ * are zero. */
+template <class W, int N, int THREADS> struct halves_tile {
+    static_assert(N * 8 % THREADS == 0 && THREADS % 64 == 0, "a thread keeps its piece");
+    static constexpr int COPIES = N * 8 / THREADS, STEP = THREADS / 8;
+    const uint8_t *base;                        /* first row; for all threads alike */
+    uint32_t step, cols, offset, to, col, left; /* left: rows from this thread's first on */
 
-/* Item `item` of a unit's parts: lanes of a warp take 8 rows x 4 parts, so that reads of packed weights and writes of
- * halves both go to different banks. */
+    __device__ __forceinline__ halves_tile(const uint8_t *base_, uint64_t stride, uint32_t n_rows,
+                                           uint32_t cols_)
+        : base(base_), step(STEP * (uint32_t)stride), cols(cols_) {
+        const uint32_t r0 = threadIdx.x >> 3, piece = threadIdx.x & 7;
+        col = held_back(W::column(0, piece));
+        offset = r0 * (uint32_t)stride + 2 * col;
+        to = piece_at(r0, piece);
+        left = n_rows > r0 ? n_rows - r0 : 0;
+    }
+    /* Part `part` of `parts` of unit `unit`: beyond the last one all is zero. */
+    __device__ __forceinline__ void ask(uint32_t unit, uint8_t *stage, int part, int parts) const {
+        const uint32_t first = W::column(unit, 0);
+        const uint8_t *p = base + 2 * (uint64_t)first;
+        uint32_t at = held_back(offset);
+#pragma unroll
+        for (int k = 0; k < COPIES; k++) {
+            if (k * parts / COPIES == part) {
+                uint8_t *dst = stage + to + k * STEP * 128;
+                if constexpr (W::WHOLE) {
+                    copy_or_zero(dst, p + at, k * STEP < left && first + col < cols);
+                } else {
+                    const uint32_t bytes = first + col < cols ? min(16u, 2 * (cols - first - col)) : 0;
+                    copy_async(dst, p + at, k * STEP < left ? bytes : 0);
+                }
+            }
+            at += step;
+        }
+    }
+};
+
+/* Item `item` of a thread's parts of a unit: lanes of a warp take 8 rows x 4 parts, so that reads of packed weights and
+ * writes of halves both go to different banks. */
+template <class C> __device__ __forceinline__ uint32_t row_of_item(int item) {
+    return (threadIdx.x >> 5) * 8 + (threadIdx.x & 7) + item * (C::THREADS / 4);
+}
 template <class W, class C>
-__device__ __forceinline__ void make_item(const matmul_args &a, uint32_t first, uint32_t unit, uint32_t item,
+__device__ __forceinline__ void make_item(const packed_tile &packed, uint32_t unit, int item, float scale,
                                           uint8_t *shared) {
     using L = matmul_layout<W, C>;
-    const uint32_t row = (item >> 5) * 8 + (item & 7), part = item >> 3 & 3;
-    const uint32_t load = unit / W::UNITS, row_of_w = min(first + row, a.w.n_rows - 1);
-    const uint8_t *slot = shared + L::LOADS_AT + (load & 1) * L::LOADS + row * load_slot<W>::SLOT;
+    const uint32_t row = row_of_item<C>(item), part = threadIdx.x >> 3 & 3, load = unit / W::UNITS;
+    const uint8_t *slot = shared + L::LOADS_AT + load % C::LOADS * L::LOAD + row * load_slot<W>::SLOT;
     uint32_t out[8], low[8];
-    W::make(slot + load_lead<W>(a.w, row_of_w, load), unit % W::UNITS, part,
-            W::SCALED ? a.w_scale[row_of_w] : 1.0f, out, low);
+    W::make(slot + packed.lead<W>(row, load), unit % W::UNITS, part, scale, out, low);
     uint8_t *to = shared + L::W_AT + (unit & 1) * L::TILE;
     *(uint4 *)(to + piece_at(row, W::piece(part, 0))) = make_uint4(out[0], out[1], out[2], out[3]);
     *(uint4 *)(to + piece_at(row, W::piece(part, 1))) = make_uint4(out[4], out[5], out[6], out[7]);
@@ -100,46 +127,56 @@ __device__ __forceinline__ void make_item(const matmul_args &a, uint32_t first, 
     }
 }
 
-/* Zero what an item that this thread has made holds beyond the last column: there a load has other bytes of the file, or
- * none, and their product with zero may be no number. */
+/* Zero what this thread's items hold beyond the last column: there a load has other bytes of the file, or none, and their
+ * product with zero may be no number. */
 template <class W, class C>
-__device__ __noinline__ void cut_item(uint32_t cols, uint32_t unit, uint32_t item, uint8_t *tile) {
-    const uint32_t row = (item >> 5) * 8 + (item & 7), part = item >> 3 & 3;
-    for (uint32_t k = 0; k < 2; k++) {
-        const uint32_t piece = W::piece(part, k), col = W::column(unit, piece);
-        uint16_t *h = (uint16_t *)(tile + piece_at(row, piece));
-        for (uint32_t i = 0; i < 8; i++)
-            if (col + i >= cols)
-                h[i] = 0;
-    }
-}
-
-template <class W, class C>
-__device__ __forceinline__ void cut(uint32_t cols, uint32_t unit, uint8_t *shared) {
+__device__ __noinline__ void cut_items(uint32_t cols, uint32_t unit, uint8_t *shared) {
     using L = matmul_layout<W, C>;
-    for (uint32_t item = threadIdx.x; item < C::ROWS * 4; item += C::THREADS) {
-        cut_item<W, C>(cols, unit, item, shared + L::W_AT + (unit & 1) * L::TILE);
-        if constexpr (W::SPLIT)
-            cut_item<W, C>(cols, unit, item, shared + L::LOW_AT + (unit & 1) * L::TILE);
-    }
+    const uint32_t part = threadIdx.x >> 3 & 3;
+    for (int item = 0; item < C::ROWS * 4 / C::THREADS; item++)
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint32_t piece = W::piece(part, k), col = W::column(unit, piece),
+                           at = (unit & 1) * L::TILE + piece_at(row_of_item<C>(item), piece);
+            for (uint32_t i = 0; i < 8; i++)
+                if (col + i >= cols) {
+                    ((uint16_t *)(shared + L::W_AT + at))[i] = 0;
+                    if constexpr (W::SPLIT)
+                        ((uint16_t *)(shared + L::LOW_AT + at))[i] = 0;
+                }
+        }
 }
 
 /* What one warp multiplies at a time: 16 columns of its activations and weights. */
 template <class C> struct fragments {
     uint32_t a[C::M / 16][4], b[C::N / 16][4];
 
-    /* Of tiles whose rows begin at x and w, columns [16 step, 16 step + 16). */
-    __device__ __forceinline__ void load(uint32_t x, uint32_t w, uint32_t step) {
-        const uint32_t lane = threadIdx.x & 31;
-        /* Activations: matrices (rows 0-7, first 8 columns), (8-15, first), (0-7, last), (8-15, last). */
+    /* Columns [16 step, 16 step + 16) of the rows that begin at x and w, which are this lane's: x_lane, w_lane. The lane's
+     * piece is `flip` of the swizzle of piece_at: rows of a fragment differ by multiples of 8. */
+    static __device__ __forceinline__ uint32_t
+    x_lane() { /* matrices (rows 0-7, first 8 columns), (8-15, first), (0-7,
+                                                             last), (8-15, last) */
+        return (threadIdx.x & 15) * 128;
+    }
+    static __device__ __forceinline__ uint32_t x_flip() {
+        return ((threadIdx.x >> 4 & 1) ^ (threadIdx.x & 7)) << 4;
+    }
+    static __device__ __forceinline__ uint32_t
+    w_lane() { /* (rows 0-7, first), (0-7, last), (8-15, first), (8-15, last) */
+        return ((threadIdx.x & 7) + (threadIdx.x >> 4 & 1) * 8) * 128;
+    }
+    static __device__ __forceinline__ uint32_t w_flip() {
+        return ((threadIdx.x >> 3 & 1) ^ (threadIdx.x & 7)) << 4;
+    }
+    __device__ __forceinline__ void load(uint32_t x, uint32_t x_flip, uint32_t w, uint32_t w_flip,
+                                         uint32_t step) {
+        x += x_flip ^ step << 5;
+        w += w_flip ^ step << 5;
 #pragma unroll
         for (int m = 0; m < C::M / 16; m++)
-            load_matrices(a[m], x + piece_at(16 * m + (lane & 15), 2 * step + (lane >> 4)));
-            /* Weights: (rows 0-7, first), (0-7, last), (8-15, first), (8-15, last). */
+            load_matrices(a[m], x + 16 * 128 * m);
 #pragma unroll
         for (int n = 0; n < C::N / 16; n++)
-            load_matrices(b[n],
-                          w + piece_at(16 * n + (lane & 7) + (lane >> 4) * 8, 2 * step + (lane >> 3 & 1)));
+            load_matrices(b[n], w + 16 * 128 * n);
     }
     __device__ __forceinline__ void multiply_into(float (&acc)[C::M / 16][C::N / 8][4]) const {
 #pragma unroll
@@ -203,85 +240,96 @@ __device__ __forceinline__ void store_sums(const matmul_args &a, uint32_t token,
         }
 }
 
-/* Blocks of one tile of weight rows follow each other, so that what they read of the weights is still in the cache. */
+/* Blocks of one tile of weight rows follow each other, so that what they read of the weights is still in the cache. Whatever is
+ * done beside the products of a unit - asking for a later one, making the next one's weights - is spread between them. */
 template <class W, class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) matmul(matmul_args a) {
     using L = matmul_layout<W, C>;
-    static_assert(W::DIRECT || W::UNITS >= C::STAGES - 1, "a load is there before its first unit is made");
+    static_assert(W::DIRECT || (C::LOADS - 1) * W::UNITS >= C::STAGES - 1,
+                  "a load is there before its first unit is made");
     extern __shared__ __align__(128) uint8_t shared[];
-    constexpr int ITEMS = W::DIRECT ? 0 : C::ROWS * 4 / C::THREADS;
+    constexpr int ITEMS = W::DIRECT ? 0 : C::ROWS * 4 / C::THREADS, PARTS = C::STAGES > 2 ? 4 : 1;
     static_assert(W::DIRECT || (ITEMS * C::THREADS == C::ROWS * 4 && ITEMS <= 4),
                   "items are dealt out evenly");
     const uint32_t n_tiles = (a.n_tokens + C::TOKENS - 1) / C::TOKENS;
     const uint32_t token0 = blockIdx.x % n_tiles * C::TOKENS, first = blockIdx.x / n_tiles * C::ROWS;
     const uint32_t n_units = (a.w.cols + 63) / 64, warp = threadIdx.x / 32;
     const uint32_t m0 = warp % C::WARPS_M * C::M, n0 = warp / C::WARPS_M * C::N;
-    const uint8_t *x = a.x + token0 * a.x_stride;
-    const auto ask = [&](uint32_t unit) {
-        const uint32_t stage = unit % C::STAGES;
-        ask_for_halves<W, C::TOKENS, C::THREADS>(x, a.x_stride, a.n_tokens - token0, a.w.cols, unit,
-                                                 shared + stage * L::X);
+    const halves_tile<W, C::TOKENS, C::THREADS> x(a.x + token0 * a.x_stride, a.x_stride, a.n_tokens - token0,
+                                                  a.w.cols);
+    const halves_tile<W, C::ROWS, C::THREADS> direct(a.w.data + first * a.w.stride, a.w.stride,
+                                                     a.w.n_rows - first, a.w.cols);
+    const packed_tile packed(a.w, first);
+    const auto ask = [&](uint32_t unit, uint32_t stage, int part, int parts) {
+        x.ask(unit, shared + stage * L::X, part, parts);
         if constexpr (W::DIRECT)
-            ask_for_halves<W, C::ROWS, C::THREADS>(a.w.data + first * a.w.stride, a.w.stride,
-                                                   a.w.n_rows - first, a.w.cols, unit,
-                                                   shared + L::W_AT + stage * L::TILE);
+            direct.ask(unit, shared + L::W_AT + stage * L::TILE, part, parts);
     };
     const auto ask_load = [&](uint32_t load) {
         if constexpr (!W::DIRECT)
-            ask_for<W, C::ROWS, C::THREADS>(a.w, first, load, shared + L::LOADS_AT + (load & 1) * L::LOADS);
+            packed.ask<W, C::ROWS, C::THREADS>(load, shared + L::LOADS_AT + load % C::LOADS * L::LOAD);
     };
-    ask_load(0);
+    float scale[ITEMS > 0 ? ITEMS : 1];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++)
+        scale[i] = W::SCALED ? a.w_scale[min(first + row_of_item<C>(i), a.w.n_rows - 1)] : 1.0f;
+    for (uint32_t k = 0; k < C::LOADS - 1; k++)
+        ask_load(k);
 #pragma unroll
     for (uint32_t k = 0; k < C::STAGES - 1; k++) {
-        if (k < n_units)
-            ask(k);
+        ask(k, k, 0, 1);
         copy_commit();
     }
     if constexpr (!W::DIRECT) {
-        copy_wait<0>();
+        copy_wait<C::STAGES - 2>();
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < ITEMS; i++)
-            make_item<W, C>(a, first, 0, threadIdx.x + i * C::THREADS, shared);
+            make_item<W, C>(packed, 0, i, scale[i], shared);
         if (a.w.cols < 64)
-            cut<W, C>(a.w.cols, 0, shared);
-        ask_load(1);
-        copy_commit();
+            cut_items<W, C>(a.w.cols, 0, shared);
+        ask_load(C::LOADS - 1);
     }
+    copy_commit();
     float acc[C::M / 16][C::N / 8][4] = {};
+    const uint32_t x_lane = held_back(m0 * 128 + fragments<C>::x_lane()), x_flip = fragments<C>::x_flip(),
+                   w_lane = held_back(n0 * 128 + fragments<C>::w_lane()), w_flip = fragments<C>::w_flip();
+    uint32_t stage = 0;
     for (uint32_t unit = 0; unit < n_units; unit++) {
         copy_wait<C::STAGES - 2>();
         __syncthreads(); /* this unit is there; nobody reads the one before any more */
-        if (unit + C::STAGES - 1 < n_units)
-            ask(unit + C::STAGES - 1);
-        /* The unit after this one is made below: where it is the first of its load, the load before is used up. */
-        if (!W::DIRECT && (unit + 1) % W::UNITS == 0)
-            ask_load((unit + 1) / W::UNITS + 1);
-        copy_commit();
-        const uint32_t x_tile = shared_address(shared + unit % C::STAGES * L::X) + m0 * 128;
-        const uint32_t w_at = W::DIRECT ? unit % C::STAGES : unit & 1;
-        const uint32_t w_tile = shared_address(shared + L::W_AT + w_at * L::TILE) + n0 * 128;
-        const uint32_t low_tile = shared_address(shared + L::LOW_AT + w_at * L::TILE) + n0 * 128;
+        const uint32_t x_tile = shared_address(shared + stage * L::X) + x_lane;
+        const uint32_t w_at = W::DIRECT ? stage : unit & 1;
+        const uint32_t w_tile = shared_address(shared + L::W_AT + w_at * L::TILE) + w_lane;
+        const uint32_t low_tile = shared_address(shared + L::LOW_AT + w_at * L::TILE) + w_lane;
+        const uint32_t before = stage == 0 ? C::STAGES - 1 : stage - 1; /* its stage is free */
+        stage = stage + 1 == C::STAGES ? 0 : stage + 1;
         fragments<C> now, next;
-        now.load(x_tile, w_tile, 0);
+        now.load(x_tile, x_flip, w_tile, w_flip, 0);
 #pragma unroll
         for (int step = 0; step < 4; step++) {
             if constexpr (W::SPLIT) {
-                next.load(x_tile, low_tile, step);
+                next.load(x_tile, x_flip, low_tile, w_flip, step);
                 now.multiply_into(acc);
                 next.multiply_into(acc);
                 if (step < 3)
-                    now.load(x_tile, w_tile, step + 1);
+                    now.load(x_tile, x_flip, w_tile, w_flip, step + 1);
             } else {
                 if (step < 3)
-                    (step & 1 ? now : next).load(x_tile, w_tile, step + 1);
+                    (step & 1 ? now : next).load(x_tile, x_flip, w_tile, w_flip, step + 1);
                 (step & 1 ? next : now).multiply_into(acc);
             }
+            if (step < PARTS)
+                ask(unit + C::STAGES - 1, before, step, PARTS);
             /* After the last unit an item is made of what lies there, and not used. */
             if (step < ITEMS)
-                make_item<W, C>(a, first, unit + 1, threadIdx.x + step * C::THREADS, shared);
+                make_item<W, C>(packed, unit + 1, step, scale[step < ITEMS ? step : 0], shared);
         }
+        /* The unit just made is the first of its load: the load before is used up. */
+        if (!W::DIRECT && (unit + 1) % W::UNITS == 0)
+            ask_load((unit + 1) / W::UNITS + C::LOADS - 1);
+        copy_commit();
         if (!W::DIRECT && a.w.cols % 64 && unit + 2 == n_units)
-            cut<W, C>(a.w.cols, unit + 1, shared);
+            cut_items<W, C>(a.w.cols, unit + 1, shared);
     }
     copy_wait<0>();
     store_sums<W, C>(a, token0 + m0, first + n0, acc);
@@ -290,17 +338,13 @@ template <class W, class C> __global__ void __launch_bounds__(C::THREADS, C::BLO
 template <class W, class C> constexpr matmul_kernel matmul_of(float rate) {
     return {matmul<W, C>, C::TOKENS, C::ROWS, C::THREADS, matmul_layout<W, C>::BYTES, rate};
 }
+#define PSC_MATMUL_TILES(W)                                                                                  \
+    matmul_of<W, tile_large>(1.0f), matmul_of<W, tile_square>(0.95f), matmul_of<W, tile_medium>(0.7f),       \
+        matmul_of<W, tile_small>(0.5f), matmul_of<W, tile_few>(0.35f)
 #define PSC_MATMUL_FAMILY(name, W)                                                                           \
-    const matmul_family name = {{matmul_of<W, tile_wide>(1.0f), matmul_of<W, tile_large>(0.97f),             \
-                                 matmul_of<W, tile_square>(0.85f), matmul_of<W, tile_medium>(0.6f),          \
-                                 matmul_of<W, tile_small>(0.35f)}}
+    const matmul_family name = {{matmul_of<W, tile_wide>(1.0f), PSC_MATMUL_TILES(W)}}
 /* Types whose packed rows leave no room for, or gain nothing from, more rows than tokens. */
-#define PSC_MATMUL_NARROW(name, W)                                                                           \
-    const matmul_family name = {{{},                                                                         \
-                                 matmul_of<W, tile_large>(1.0f),                                             \
-                                 matmul_of<W, tile_square>(0.85f),                                           \
-                                 matmul_of<W, tile_medium>(0.6f),                                            \
-                                 matmul_of<W, tile_small>(0.35f)}}
+#define PSC_MATMUL_NARROW(name, W) const matmul_family name = {{{}, PSC_MATMUL_TILES(W)}}
 
 } // namespace psc
 #endif

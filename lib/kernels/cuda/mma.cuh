@@ -34,6 +34,18 @@ __device__ __forceinline__ void copy_async(uint8_t *dst, const uint8_t *src, uin
     *(uint4 *)dst = v;
 #endif
 }
+/* All 16 bytes, or zeros. */
+__device__ __forceinline__ void copy_or_zero(uint8_t *dst, const uint8_t *src, bool there) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.u32 p, %2, 0;\ncp.async.cg.shared.global [%0], [%1], 16, p;\n}\n" ::"r"(
+            shared_address(dst)),
+        "l"(src), "r"((uint32_t)there)
+        : "memory");
+#else
+    *(uint4 *)dst = there ? *(const uint4 *)src : make_uint4(0, 0, 0, 0);
+#endif
+}
 __device__ __forceinline__ void copy_commit() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;\n" ::: "memory");
@@ -75,6 +87,12 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
  * eight rows of a column of pieces lie in different banks. */
 __device__ __forceinline__ uint32_t piece_at(uint32_t row, uint32_t piece) {
     return row * 128 + ((piece ^ (row & 7)) << 4);
+}
+
+/* What the compiler shall neither work out ahead of its use nor again at every use. */
+__device__ __forceinline__ uint32_t held_back(uint32_t v) {
+    asm volatile("" : "+r"(v));
+    return v;
 }
 
 } // namespace psc

@@ -30,7 +30,7 @@ inline bool product_of(const ps_kargs *a, product *out) {
     if (x.cols > UINT32_MAX / 8 || row_bytes > UINT32_MAX / 8 || w.rows > UINT32_MAX / 8 || w.rows == 0 ||
         a->row0 + a->n_rows > w.rows || a->n_tokens > UINT32_MAX / 8)
         return false;
-    if ((uintptr_t)x.data % 16 || x.row_bytes % 16)
+    if ((uintptr_t)x.data % 16 || x.row_bytes % 16 || x.row_bytes >= MAX_STRIDE || w.row_bytes >= MAX_STRIDE)
         return false;
     out->w.data = w.data + a->row0 * w.row_bytes;
     out->w.end = w.data + (w.rows - 1) * w.row_bytes + row_bytes;

@@ -68,7 +68,7 @@ part device && device native timeout 300 "$bin/test_cuda_device"
 part device && device ptx-7.5 env CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1 timeout 300 "$bin/test_cuda_device"
 
 # Kernels in parallel: each program tests those whose name contains its argument.
-names=(matmul gemm matvec.f32 matvec.f16 matvec.bf16 matvec.q4_0 matvec.q4_1 matvec.q5_0 matvec.q5_1 matvec.q8_0 matvec.q4_k matvec.q5_k
+names=(matmul.f matmul.bf matmul.q4 matmul.q5 matmul.q6 matmul.q8 gemm.f gemm.q4 gemm.q5 gemm.q6 gemm.q8 matvec.f32 matvec.f16 matvec.bf16 matvec.q4_0 matvec.q4_1 matvec.q5_0 matvec.q5_1 matvec.q8_0 matvec.q4_k matvec.q5_k
        matvec.q6_k rmsnorm rope kv_store attention.split attention.flash copy glu add convert gather moe_route moe.f moe.bf moe.q4 moe.q5 moe.q6 moe.q8)
 # sweep LABEL COMMAND...: COMMAND is run once per name, its argument last.
 sweep() {

@@ -63,15 +63,6 @@ cudaError_t best_tile(const matmul_family &f, uint32_t n_tokens, uint32_t n_rows
     for (const matmul_kernel &k : f.tile) {
         if (!k.fn || k.shared_bytes > (uint32_t)shared_max || (only < MATMUL_TILES && &k != f.tile + only))
             continue;
-        e = cudaFuncSetAttribute((const void *)k.fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)k.shared_bytes);
-        int at_once = 0;
-        e = e ? e
-              : cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, k.fn, (int)k.threads, k.shared_bytes);
-        if (e)
-            return e;
-        if (at_once < 1)
-            continue;
         const uint64_t blocks =
             (uint64_t)((n_tokens + k.tokens - 1) / k.tokens) * ((n_rows + k.rows - 1) / k.rows);
         const uint64_t per_sm = (blocks + (uint64_t)n_sm - 1) / (uint64_t)n_sm;
@@ -79,7 +70,10 @@ cudaError_t best_tile(const matmul_family &f, uint32_t n_tokens, uint32_t n_rows
         if (!*out || time < least)
             *out = &k, least = time;
     }
-    return *out ? cudaSuccess : cudaErrorNotSupported;
+    if (!*out)
+        return cudaErrorNotSupported;
+    return cudaFuncSetAttribute((const void *)(*out)->fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)(*out)->shared_bytes);
 }
 
 } // namespace

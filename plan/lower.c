@@ -211,8 +211,7 @@ ps_status ps_lower(const ps_lower_request *r, ps_arena *arena, ps_program *out, 
         return ps_error_set(err, PS_E_NOMEM, "program", "no memory for %u layers", m->n_layers);
     bool over_tiles = r->max_tokens > PS_TILE_TOKENS;
     *out = (ps_program){0};
-    a->lo.r = r;
-    a->lo.err = err;
+    status = ps_lowering_init(&a->lo, r, err);
     a->room = 4 * PS_MAX_LIST;
     a->work = ps_arena_new(UINT64_MAX);
     a->nodes.nodes = calloc(PS_MAX_NODES, sizeof *a->nodes.nodes);
@@ -221,6 +220,8 @@ ps_status ps_lower(const ps_lower_request *r, ps_arena *arena, ps_program *out, 
     a->blocks = calloc(2 * (uint64_t)m->n_layers + 2, sizeof *a->blocks);
     a->instrs = calloc(a->room, sizeof *a->instrs);
     a->streams = calloc(m->n_layers, sizeof *a->streams);
+    if (status)
+        goto done;
     if (!a->work || !a->nodes.nodes || !a->now.instr || !a->before.instr || !a->blocks || !a->instrs ||
         !a->streams) {
         status = ps_error_set(err, PS_E_NOMEM, "program", "no memory for %u layers", m->n_layers);
@@ -264,6 +265,7 @@ ps_status ps_lower(const ps_lower_request *r, ps_arena *arena, ps_program *out, 
         status = set_waits(r, out, err);
 done:
     ps_arena_free(a->work);
+    free(a->lo.gpu_kernels);
     free(a->nodes.nodes);
     free(a->now.instr);
     free(a->before.instr);

@@ -80,11 +80,15 @@ typedef struct ps_lowering {
     ps_plan_buffer buffers[PS_MAX_LOWER_BUFFERS];
     uint32_t tags[PS_MAX_LOWER_BUFFERS]; /* of the operands in them */
     uint32_t n_buffers;
-    uint16_t slot[PS_MAX_SLOTS]; /* buffer of each slot + 1; 0: not made yet */
-    uint32_t x_spaces;           /* as above, between lists; 0: nowhere */
+    uint16_t slot[PS_MAX_SLOTS];     /* buffer of each slot + 1; 0: not made yet */
+    uint32_t x_spaces;               /* as above, between lists; 0: nowhere */
+    uint32_t *gpu_kernels;           /* of the catalogue, by operation; from malloc */
+    uint32_t first[PS_OP_COUNT + 1]; /* where each operation's begin */
     ps_error *err;
 } ps_lowering;
 
+/* Index the catalogue. Errors: PS_E_NOMEM. */
+ps_status ps_lowering_init(ps_lowering *lo, const ps_lower_request *r, ps_error *err);
 /* Choose formats, kernels and buffers for a list. x_out: the residual stream goes on to other lists. Errors:
  * PS_E_UNSUPPORTED (no kernel), PS_E_INTERNAL. */
 ps_status ps_lower_list(ps_lowering *lo, ps_node_list *nodes, bool x_out, ps_lowered *out);

@@ -125,6 +125,24 @@ static double kernel_time(const ps_lowering *lo, const ps_node *n, uint32_t kern
     return ps_cost_lookup(r->cost, &q, &cost) ? cost.time_s : 1e30;
 }
 
+ps_status ps_lowering_init(ps_lowering *lo, const ps_lower_request *r, ps_error *err) {
+    const ps_profile *p = r->profile;
+    lo->r = r;
+    lo->err = err;
+    lo->gpu_kernels = calloc(p->n_kernels ? p->n_kernels : 1, sizeof *lo->gpu_kernels);
+    if (!lo->gpu_kernels)
+        return ps_error_set(err, PS_E_NOMEM, "program", "no memory for %u kernels", p->n_kernels);
+    uint32_t n = 0;
+    for (int op = 0; op < PS_OP_COUNT; op++) {
+        lo->first[op] = n;
+        for (uint32_t i = 0; i < p->n_kernels; i++)
+            if ((int)p->kernels[i].op == op && p->kernels[i].device == PS_DEV_CUDA)
+                lo->gpu_kernels[n++] = i;
+    }
+    lo->first[PS_OP_COUNT] = n;
+    return PS_OK;
+}
+
 /* A kernel for the node. Of several the CPU's is the one made for the most tokens, the GPU's the one predicted fastest. */
 static const ps_kernel_spec *choose(const ps_lowering *lo, const ps_node *n, ps_fmt in, ps_fmt out) {
     const ps_profile *profile = lo->r->profile;
@@ -135,10 +153,10 @@ static const ps_kernel_spec *choose(const ps_lowering *lo, const ps_node *n, ps_
                                      PS_DEV_CPU, tokens);
     const ps_kernel_spec *best = NULL;
     double best_s = 0;
-    for (uint32_t i = 0; i < profile->n_kernels; i++) {
-        const ps_kernel_spec *k = &profile->kernels[i];
-        if (k->op != n->in.op || k->wtype != wtype || k->in_fmt != in || k->out_fmt != out ||
-            k->device != PS_DEV_CUDA || tokens < k->min_tokens || tokens > k->max_tokens)
+    for (uint32_t i = lo->first[n->in.op]; i < lo->first[n->in.op + 1]; i++) {
+        const ps_kernel_spec *k = &profile->kernels[lo->gpu_kernels[i]];
+        if (k->wtype != wtype || k->in_fmt != in || k->out_fmt != out || tokens < k->min_tokens ||
+            tokens > k->max_tokens)
             continue;
         double t = kernel_time(lo, n, k->id);
         if (!best || t < best_s) {

@@ -99,8 +99,8 @@ static ps_status check_destination(const ps_walk *c, const ps_here *h, ps_part r
     ps_part has = columns_of(b);
     bool slices = h->in->op == PS_OP_MATMUL || h->in->op == PS_OP_GLU || h->in->op == PS_OP_ADD;
     if (has.end > cols || (!slices && b->cols != cols))
-        return ps_walk_fail(c, h, "the destination has %u columns from %u on, the operation makes %u", b->cols,
-                            b->col0, cols);
+        return ps_walk_fail(c, h, "the destination has %u columns from %u on, the operation makes %u",
+                            b->cols, b->col0, cols);
     if (range.begin < has.begin || has.end < range.end)
         return ps_walk_fail(c, h, "the destination has columns %u to %u, %u to %u are written", has.begin,
                             has.end - 1, range.begin, range.end - 1);
@@ -256,7 +256,8 @@ static ps_status explain(const ps_walk *c, const ps_here *h, ps_check_why why, u
 }
 
 /* Source s holds content id, in these columns; only GATHER reads other tiles than its own. */
-static ps_status read_source(ps_walk *c, const ps_here *h, uint32_t s, uint32_t id, uint32_t sum, ps_part cols) {
+static ps_status read_source(ps_walk *c, const ps_here *h, uint32_t s, uint32_t id, uint32_t sum,
+                             ps_part cols) {
     uint16_t buffer = h->in->src[s];
     ps_part has = columns_of(ps_walk_buffer(c, buffer));
     uint32_t first = h->tile, n = h->in->op == PS_OP_GATHER ? c->n_tiles : 1;
@@ -310,8 +311,8 @@ static ps_status pass_through(ps_walk *c, const ps_here *h) {
 }
 
 /* Number of the joined sum, 0 where it is the whole result. */
-static ps_status number_sum(ps_walk *c, const ps_here *h, const ps_op_desc *op, const ps_sum *sum, uint32_t inner,
-                            uint32_t *out) {
+static ps_status number_sum(ps_walk *c, const ps_here *h, const ps_op_desc *op, const ps_sum *sum,
+                            uint32_t inner, uint32_t *out) {
     uint32_t residual = residual_source(op->op);
     bool needs = residual < PS_OP_MAX_SRC && op->src[residual] != PS_VALUE_NONE;
     *out = 0;

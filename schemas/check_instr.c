@@ -66,11 +66,12 @@ static ps_status check_scratch(const ps_walk *c, const ps_here *h) {
         rows = PS_TILE_TOKENS;
     bool gpu = h->in->queue == PS_QUEUE_GPU;
     uint64_t have = gpu ? c->tier->vram_scratch_bytes : c->tier->scratch_bytes;
-    uint64_t need = ps_scratch_bytes(&k->scratch, rows, longest_row(c, h), c->level->n_threads,
-                                     c->level->bucket_tokens);
-    return need <= have ? PS_OK
-                        : ps_walk_fail(c, h, "needs %llu bytes of %sscratch, the tier has %llu",
-                                       (unsigned long long)need, gpu ? "VRAM " : "", (unsigned long long)have);
+    uint64_t need =
+        ps_scratch_bytes(&k->scratch, rows, longest_row(c, h), c->level->n_threads, c->level->bucket_tokens);
+    return need <= have
+               ? PS_OK
+               : ps_walk_fail(c, h, "needs %llu bytes of %sscratch, the tier has %llu",
+                              (unsigned long long)need, gpu ? "VRAM " : "", (unsigned long long)have);
 }
 
 /* GATHER goes from all tiles to the outputs. */

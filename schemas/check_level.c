@@ -162,9 +162,10 @@ static ps_status check_budget(const ps_level *level, ps_error *err) {
     uint64_t sum;
     if (!ps_add_u64(level->vram_base_bytes, level->vram_work_bytes, &sum) ||
         !ps_add_u64(sum, level->vram_weight_bytes, &sum) || sum > level->budget_bytes)
-        return ps_error_set(err, PS_E_DATA, "budget", "base %llu, work arena %llu and weight arena %llu are more than %llu",
-                            (unsigned long long)level->vram_base_bytes, (unsigned long long)level->vram_work_bytes,
-                            (unsigned long long)level->vram_weight_bytes, (unsigned long long)level->budget_bytes);
+        return ps_error_set(
+            err, PS_E_DATA, "budget", "base %llu, work arena %llu and weight arena %llu are more than %llu",
+            (unsigned long long)level->vram_base_bytes, (unsigned long long)level->vram_work_bytes,
+            (unsigned long long)level->vram_weight_bytes, (unsigned long long)level->budget_bytes);
     return PS_OK;
 }
 
@@ -216,8 +217,8 @@ static const region *find_region(const region *kv, uint32_t n, ps_space space, u
 }
 
 /* Scratch of one arena. */
-static ps_status check_scratch(const ps_level *level, ps_space space, uint64_t offset, uint64_t bytes, const region *kv,
-                               uint32_t n_kv, ps_error *err) {
+static ps_status check_scratch(const ps_level *level, ps_space space, uint64_t offset, uint64_t bytes,
+                               const region *kv, uint32_t n_kv, ps_error *err) {
     const char *subject = space == PS_SPACE_VRAM ? "VRAM scratch" : "scratch";
     if (!ps_range_ok(offset, bytes, arena_bytes(level, space)))
         return ps_error_set(err, PS_E_DATA, subject, "outside the %s arena", ps_space_name(space));
@@ -231,10 +232,11 @@ static ps_status check_scratch(const ps_level *level, ps_space space, uint64_t o
 static ps_status check_tier_regions(const ps_plan *plan, const ps_level *level, const ps_tier *tier,
                                     const region *kv, uint32_t n_kv, ps_error *err) {
     const ps_program *program = &plan->programs[tier->program];
-    ps_status status = check_scratch(level, PS_SPACE_HOST, tier->scratch_offset, tier->scratch_bytes, kv, n_kv, err);
+    ps_status status =
+        check_scratch(level, PS_SPACE_HOST, tier->scratch_offset, tier->scratch_bytes, kv, n_kv, err);
     if (status == PS_OK)
-        status = check_scratch(level, PS_SPACE_VRAM, tier->vram_scratch_offset, tier->vram_scratch_bytes, kv, n_kv,
-                               err);
+        status = check_scratch(level, PS_SPACE_VRAM, tier->vram_scratch_offset, tier->vram_scratch_bytes, kv,
+                               n_kv, err);
     if (status != PS_OK)
         return status;
     for (uint32_t i = 0; i < program->n_buffers; i++) {
@@ -253,7 +255,8 @@ static ps_status check_tier_regions(const ps_plan *plan, const ps_level *level, 
             return ps_error_set(err, PS_E_DATA, subject, "shares bytes with the KV cache of layer %u",
                                 hit->layer);
         if (scratch_bytes != 0 && begin < scratch + scratch_bytes && scratch < begin + bytes)
-            return ps_error_set(err, PS_E_DATA, subject, "shares bytes with the %sscratch", vram ? "VRAM " : "");
+            return ps_error_set(err, PS_E_DATA, subject, "shares bytes with the %sscratch",
+                                vram ? "VRAM " : "");
     }
     return PS_OK;
 }

@@ -4,7 +4,8 @@
 #include "core/checked.h"
 #include "schemas/check_walk.h"
 
-ps_status ps_walk_race(const ps_walk *c, const ps_here *h, ps_check_why why, const char *what, uint64_t other) {
+ps_status ps_walk_race(const ps_walk *c, const ps_here *h, ps_check_why why, const char *what,
+                       uint64_t other) {
     unsigned long long back = (unsigned long long)(c->cursor.index - other);
     switch (why) {
     case PS_WHY_OK:
@@ -14,7 +15,8 @@ ps_status ps_walk_race(const ps_walk *c, const ps_here *h, ps_check_why why, con
     case PS_WHY_READ_RACE:
         return ps_walk_fail(c, h, "%s may still be read by the instruction %llu before", what, back);
     case PS_WHY_SHARED_RACE:
-        return ps_walk_fail(c, h, "bytes of %s may still be in use by the instruction %llu before", what, back);
+        return ps_walk_fail(c, h, "bytes of %s may still be in use by the instruction %llu before", what,
+                            back);
     default:
         return ps_walk_fail(c, h, "%s is used by too many instructions at once", what);
     }
@@ -71,13 +73,14 @@ static ps_status weight_range(const ps_walk *c, const ps_here *h, uint32_t i, ps
 /* Columns of a weight that stays where it is in the file: at blocks of every type. */
 static ps_status check_host_columns(const ps_walk *c, const ps_here *h, const ps_weight_range *range) {
     const ps_weight *w = ps_model_weight(c->model, range->layer, range->role);
-    bool ok = range->n_cols == 0 || (range->col0 % PS_COLUMN_STEP == 0 &&
-                                     (range->n_cols % PS_COLUMN_STEP == 0 || range->col0 + range->n_cols == w->cols));
+    bool ok = range->n_cols == 0 ||
+              (range->col0 % PS_COLUMN_STEP == 0 &&
+               (range->n_cols % PS_COLUMN_STEP == 0 || range->col0 + range->n_cols == w->cols));
     return ok ? PS_OK
               : ps_walk_fail(c, h, "columns %llu to %llu of %s are not at multiples of %d",
                              (unsigned long long)range->col0,
-                             (unsigned long long)(range->col0 + range->n_cols - 1), ps_role_get(range->role)->name,
-                             PS_COLUMN_STEP);
+                             (unsigned long long)(range->col0 + range->n_cols - 1),
+                             ps_role_get(range->role)->name, PS_COLUMN_STEP);
 }
 
 /* ---- placement ---- */
@@ -85,8 +88,10 @@ static ps_status check_host_columns(const ps_walk *c, const ps_here *h, const ps
 /* Where a placement lets weights be used: queue cpu, and on queue gpu from host, VRAM or a slot. */
 enum { USE_CPU = 1, USE_HOST = 2, USE_VRAM = 4, USE_SLOT = 8, USE_GPU = USE_HOST | USE_VRAM | USE_SLOT };
 static const uint8_t placement_uses[PS_PLACE_COUNT] = {
-    [PS_PLACE_VRAM] = USE_VRAM,           [PS_PLACE_STREAM] = USE_VRAM | USE_SLOT,
-    [PS_PLACE_DIRECT] = USE_VRAM | USE_HOST, [PS_PLACE_HOST] = USE_CPU,
+    [PS_PLACE_VRAM] = USE_VRAM,
+    [PS_PLACE_STREAM] = USE_VRAM | USE_SLOT,
+    [PS_PLACE_DIRECT] = USE_VRAM | USE_HOST,
+    [PS_PLACE_HOST] = USE_CPU,
     [PS_PLACE_SPLIT] = USE_CPU | USE_GPU,
 };
 
@@ -99,9 +104,9 @@ static ps_status check_placement(const ps_walk *c, const ps_here *h, uint32_t us
     if ((uses & queue) == 0)
         return ps_walk_fail(c, h, "weights placed \"%s\" are not for queue %s", ps_placement_name(p),
                             ps_queue_name(h->in->queue));
-    return (uses & use) != 0 ? PS_OK
-                             : ps_walk_fail(c, h, "weights placed \"%s\" are not used from %s", ps_placement_name(p),
-                                            what);
+    return (uses & use) != 0
+               ? PS_OK
+               : ps_walk_fail(c, h, "weights placed \"%s\" are not used from %s", ps_placement_name(p), what);
 }
 
 /* ---- weights of an instruction ---- */
@@ -125,8 +130,8 @@ static ps_status read_slot(ps_walk *c, const ps_here *h, uint16_t b, const ps_we
 static ps_status check_resident(const ps_walk *c, const ps_here *h, const ps_weight_range *range) {
     uint64_t bytes;
     if (!ps_weight_range_bytes(c->model, range, &bytes, NULL))
-        return ps_walk_fail(c, h, "columns of %s are not at blocks and %d bytes", ps_role_get(range->role)->name,
-                            PS_SLOT_ROW_ALIGN);
+        return ps_walk_fail(c, h, "columns of %s are not at blocks and %d bytes",
+                            ps_role_get(range->role)->name, PS_SLOT_ROW_ALIGN);
     /* A mixture takes what is resident from VRAM and the rest from the host, where its placement lets it. */
     bool mixture = h->in->op == PS_OP_MOE_DISPATCH;
     if (mixture && (placement_uses[c->level->placement[h->shard]] & USE_HOST) != 0)
@@ -223,8 +228,8 @@ ps_status ps_walk_copy_weight(ps_walk *c, const ps_here *h) {
         return ps_walk_fail(c, h, "shard %s has no use for %s", ps_shard_kind_name(h->in->shard),
                             ps_role_get(range.role)->name);
     if (!ps_weight_range_bytes(c->model, &range, &bytes, NULL))
-        return ps_walk_fail(c, h, "columns of %s are not at blocks and %d bytes", ps_role_get(range.role)->name,
-                            PS_SLOT_ROW_ALIGN);
+        return ps_walk_fail(c, h, "columns of %s are not at blocks and %d bytes",
+                            ps_role_get(range.role)->name, PS_SLOT_ROW_ALIGN);
     if (bytes > ps_walk_buffer(c, b)->cols)
         return ps_walk_fail(c, h, "slot %u has %u bytes, the range has %llu", b, ps_walk_buffer(c, b)->cols,
                             (unsigned long long)bytes);
@@ -246,19 +251,17 @@ ps_status ps_walk_entries(ps_walk *c) {
         const ps_weight *w;
         if (!ps_weight_range_bytes(c->model, &e->range, &bytes, NULL) ||
             bytes > ps_walk_buffer(c, e->slot)->cols)
-            return ps_walk_fail(c, NULL, "the entry of slot %u is no range of a weight, or larger than the slot",
-                                e->slot);
+            return ps_walk_fail(
+                c, NULL, "the entry of slot %u is no range of a weight, or larger than the slot", e->slot);
         w = ps_model_weight(c->model, e->range.layer, e->range.role);
         if (e->range.n_cols == w->cols)
             return ps_walk_fail(c, NULL, "the entry of slot %u: all columns are written as none", e->slot);
-        *slot = (ps_slot){.kind = PS_SLOT_WEIGHT,
-                          .range = e->range,
-                          .epoch = c->state.buffers[e->slot].epoch,
-                          .filled = 1};
+        *slot = (ps_slot){
+            .kind = PS_SLOT_WEIGHT, .range = e->range, .epoch = c->state.buffers[e->slot].epoch, .filled = 1};
         for (uint32_t k = 0; k < i; k++)
             if (ps_check_overlap(&c->state, c->program->entries[k].slot, e->slot))
-                return ps_walk_fail(c, NULL, "entries of slots %u and %u share bytes", c->program->entries[k].slot,
-                                    e->slot);
+                return ps_walk_fail(c, NULL, "entries of slots %u and %u share bytes",
+                                    c->program->entries[k].slot, e->slot);
     }
     return PS_OK;
 }
@@ -280,7 +283,8 @@ ps_status ps_walk_check_tail(const ps_walk *c) {
         if (slot == NULL || slot->tail == 0)
             continue;
         if (!ps_slot_alive(&c->state, (uint16_t)b) || slot->tail != slot->filled)
-            return ps_walk_fail(c, NULL, "slot %u: the tail reads what was there before it and overwrites it", b);
+            return ps_walk_fail(c, NULL, "slot %u: the tail reads what was there before it and overwrites it",
+                                b);
     }
     return PS_OK;
 }
@@ -294,8 +298,7 @@ static bool is_ring(const ps_walk *c, uint32_t layer) {
 }
 
 static ps_status at_home(ps_walk *c, const ps_here *h, ps_accesses *list) {
-    return ps_accesses_add(list, &c->state.order) ? PS_OK
-                                                  : ps_walk_race(c, h, PS_WHY_CROWDED, kv_name, 0);
+    return ps_accesses_add(list, &c->state.order) ? PS_OK : ps_walk_race(c, h, PS_WHY_CROWDED, kv_name, 0);
 }
 
 /* Rows of the step go into the home: nobody else may write there, nor read what a ring loses. */
@@ -337,8 +340,8 @@ ps_status ps_walk_copy_kv(ps_walk *c, const ps_here *h) {
     if (c->gathered)
         return ps_walk_fail(c, h, "KV is moved before gather: the tail may be left out or run again");
     if (!ps_mul_u64(home->bytes, c->level->n_seqs, &bytes) || bytes > ps_walk_buffer(c, b)->cols)
-        return ps_walk_fail(c, h, "slot %u has %u bytes, the layer's KV has %llu", b, ps_walk_buffer(c, b)->cols,
-                            (unsigned long long)bytes);
+        return ps_walk_fail(c, h, "slot %u has %u bytes, the layer's KV has %llu", b,
+                            ps_walk_buffer(c, b)->cols, (unsigned long long)bytes);
     if (h->in->queue == PS_QUEUE_H2D) {
         if (kv->n_stored != 0)
             return ps_walk_fail(c, h, "KV is copied in before rows of the step are stored");

@@ -57,7 +57,8 @@ static bool find_overlaps(ps_check_state *s, ps_arena *arena) {
         qsort(list, n, sizeof *list, compare_extents);
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t i = 0; i < n; i++)
-            for (uint32_t k = i + 1; k < n && list[k].space == list[i].space && list[k].begin < list[i].end; k++) {
+            for (uint32_t k = i + 1; k < n && list[k].space == list[i].space && list[k].begin < list[i].end;
+                 k++) {
                 uint32_t pair[2] = {list[i].buffer, list[k].buffer};
                 for (int x = 0; x < 2 && ps_check_overlap(s, pair[0], pair[1]); x++) {
                     ps_buffer_state *b = &s->buffers[pair[x]];

@@ -97,7 +97,8 @@ ps_check_why ps_check_read(ps_check_state *s, uint16_t buffer, uint32_t tile, ui
 ps_check_why ps_check_write(ps_check_state *s, uint16_t buffer, uint32_t tile, uint32_t id, uint32_t sum,
                             ps_part cols, uint64_t *other);
 /* Content of a column, 0 if none; *out_sum: which partial sum. No record of an access is made. */
-uint32_t ps_check_content(const ps_check_state *s, uint16_t buffer, uint32_t tile, uint32_t col, uint32_t *out_sum);
+uint32_t ps_check_content(const ps_check_state *s, uint16_t buffer, uint32_t tile, uint32_t col,
+                          uint32_t *out_sum);
 /* Is content id whole in the buffer, all its columns? */
 bool ps_check_holds(const ps_check_state *s, uint16_t buffer, uint32_t tile, uint32_t id);
 

@@ -64,7 +64,8 @@ uint32_t ps_sum_number(ps_sums *s, ps_arena *arena, const ps_sum *sum) {
 }
 
 static ps_join join_sides(const ps_sum *a, const ps_sum *b, ps_sum *out) {
-    if ((a->sides & b->sides) != 0 || a->n != b->n || memcmp(a->parts, b->parts, a->n * sizeof a->parts[0]) != 0)
+    if ((a->sides & b->sides) != 0 || a->n != b->n ||
+        memcmp(a->parts, b->parts, a->n * sizeof a->parts[0]) != 0)
         return PS_JOIN_TWICE;
     out->sides = a->sides | b->sides;
     return PS_JOIN_OK;

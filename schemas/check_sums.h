@@ -47,7 +47,7 @@ typedef struct ps_rect {
 /* An operation of a tile of which some is executed. */
 typedef struct ps_open_op {
     uint32_t n_rects, n_whole;
-    ps_rect rects[PS_CHECK_PARTS];  /* executed */
+    ps_rect rects[PS_CHECK_PARTS]; /* executed */
     ps_part whole[PS_CHECK_PARTS]; /* columns whose result is there */
 } ps_open_op;
 

@@ -64,7 +64,8 @@ typedef struct ps_here {
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
-ps_status ps_walk_fail(const ps_walk *c, const ps_here *h, const char *fmt, ...);
+ps_status
+ps_walk_fail(const ps_walk *c, const ps_here *h, const char *fmt, ...);
 
 static inline const ps_plan_buffer *ps_walk_buffer(const ps_walk *c, uint16_t b) {
     return &c->program->buffers[b];
@@ -85,16 +86,17 @@ ps_status ps_walk_check_instr(const ps_walk *c, ps_here *h);
 ps_status ps_walk_flow(ps_walk *c, const ps_here *h);
 
 /* check_memory.c */
-ps_status ps_walk_entries(ps_walk *c);                            /* slots as a step begins */
+ps_status ps_walk_entries(ps_walk *c);                               /* slots as a step begins */
 ps_status ps_walk_check_entries(const ps_walk *c, const ps_here *h); /* they hold their entries */
-ps_status ps_walk_check_tail(const ps_walk *c);                   /* the tail can run again */
-ps_status ps_walk_weights(ps_walk *c, const ps_here *h);          /* the weights that an instruction uses */
+ps_status ps_walk_check_tail(const ps_walk *c);                      /* the tail can run again */
+ps_status ps_walk_weights(ps_walk *c, const ps_here *h); /* the weights that an instruction uses */
 ps_status ps_walk_copy_weight(ps_walk *c, const ps_here *h);
 ps_status ps_walk_copy_kv(ps_walk *c, const ps_here *h);
 ps_status ps_walk_use_kv(ps_walk *c, const ps_here *h);
 /* Are all rows of the step at home, of every layer? */
 ps_status ps_walk_kv_home(const ps_walk *c, const ps_here *h);
 /* Words for a race on a slot or a KV cache. */
-ps_status ps_walk_race(const ps_walk *c, const ps_here *h, ps_check_why why, const char *what, uint64_t other);
+ps_status ps_walk_race(const ps_walk *c, const ps_here *h, ps_check_why why, const char *what,
+                       uint64_t other);
 
 #endif

@@ -53,8 +53,9 @@ static ps_status check_missing(const ps_walk *c) {
             if (c->done[(uint64_t)op * c->n_tiles + tile] != (uint32_t)PS_OP_DONE) {
                 const ps_shard *s = &c->model->shards[c->cm->ops[op].shard];
                 return ps_walk_fail(c, NULL, "%s of shard %s %u is %s executed for tile %u",
-                            ps_op_get(c->cm->ops[op].desc->op)->name, ps_shard_kind_name(s->kind), s->layer,
-                            c->done[(uint64_t)op * c->n_tiles + tile] != 0 ? "partly" : "not", tile);
+                                    ps_op_get(c->cm->ops[op].desc->op)->name, ps_shard_kind_name(s->kind),
+                                    s->layer,
+                                    c->done[(uint64_t)op * c->n_tiles + tile] != 0 ? "partly" : "not", tile);
             }
     return PS_OK;
 }
@@ -71,7 +72,7 @@ static ps_status check_end(const ps_walk *c) {
     for (uint32_t tile = 0; c->gathered && tile < c->n_tiles; tile++)
         if (!ps_check_holds(&c->state, c->gather_src, tile, c->gather_id))
             return ps_walk_fail(c, NULL, "buffer %u, which gather reads, is overwritten before the end",
-                        c->gather_src);
+                                c->gather_src);
     for (uint32_t op = c->cm->n_body_ops; op < c->cm->n_ops; op++) {
         ps_value value = c->cm->ops[op].desc->dst;
         bool found = value != PS_VALUE_LOGITS && value != PS_VALUE_TOKENS;

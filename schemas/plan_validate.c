@@ -37,9 +37,11 @@ ps_status ps_plan_validate_head(const ps_plan *plan, ps_error *err) {
 
 static ps_status check_slot(const ps_plan_buffer *b, ps_error *err) {
     if (b->value != PS_VALUE_NONE || b->fmt != PS_FMT_NONE || b->space != PS_SPACE_VRAM || b->col0 != 0)
-        return ps_error_set(err, PS_E_DATA, "rows", "a slot is in vram, without value, format and first column");
+        return ps_error_set(err, PS_E_DATA, "rows",
+                            "a slot is in vram, without value, format and first column");
     if (b->cols == 0 || b->cols % PS_RESIDENT_ALIGN != 0)
-        return ps_error_set(err, PS_E_DATA, "cols", "bytes of a slot are a multiple of %d", PS_RESIDENT_ALIGN);
+        return ps_error_set(err, PS_E_DATA, "cols", "bytes of a slot are a multiple of %d",
+                            PS_RESIDENT_ALIGN);
     return PS_OK;
 }
 
@@ -73,8 +75,8 @@ static ps_status check_waits(const ps_instr *in, ps_error *err) {
 }
 
 /* An operand's buffer: one of the program, and a slot where it must be one. */
-static ps_status check_buffer_index(uint32_t b, bool allowed, bool slot, const ps_program *program, const char *what,
-                                    ps_error *err) {
+static ps_status check_buffer_index(uint32_t b, bool allowed, bool slot, const ps_program *program,
+                                    const char *what, ps_error *err) {
     if (b == PS_NO_BUFFER)
         return PS_OK;
     if (!allowed)
@@ -141,7 +143,8 @@ static ps_status check_ranges(const ps_instr *in, moved moves, ps_error *err) {
         return ps_error_set(err, PS_E_DATA, "cols", "not a range");
     if (in->n_cols != 0 && in->op != PS_OP_MATMUL && moves != MOVES_WEIGHT)
         return ps_error_set(err, PS_E_DATA, "cols", "only matmul and copies of weights have columns");
-    if ((unsigned)in->part >= PS_MOE_PART_COUNT || (in->part != PS_MOE_PART_ALL && in->op != PS_OP_MOE_DISPATCH))
+    if ((unsigned)in->part >= PS_MOE_PART_COUNT ||
+        (in->part != PS_MOE_PART_ALL && in->op != PS_OP_MOE_DISPATCH))
         return ps_error_set(err, PS_E_DATA, "part", "only moe_dispatch has parts");
     if ((unsigned)in->when >= PS_WHEN_COUNT ||
         (in->when != PS_WHEN_EVERY && moves != MOVES_WEIGHT && moves != MOVES_KV))
@@ -184,7 +187,8 @@ static ps_status check_block(const ps_plan *plan, const ps_program *program, con
                             b->layer0, plan->n_layers);
     for (uint32_t i = 0; !b->over_tiles && i < b->n_instrs; i++)
         if (program->instrs[instr0 + i].when != PS_WHEN_EVERY)
-            return ps_error_set(err, PS_E_DATA, "when", "instruction %u is in a block without tiles", instr0 + i);
+            return ps_error_set(err, PS_E_DATA, "when", "instruction %u is in a block without tiles",
+                                instr0 + i);
     return PS_OK;
 }
 

@@ -20,7 +20,13 @@
 #include "model/model.h"
 #include "schemas/plan.h"
 
-enum { PB_MAX_KERNELS = 64, PB_MAX_BUFFERS = 96, PB_MAX_INSTRS = 128, PB_MAX_BLOCKS = 16, PB_MAX_RESIDENT = 512 };
+enum {
+    PB_MAX_KERNELS = 64,
+    PB_MAX_BUFFERS = 96,
+    PB_MAX_INSTRS = 128,
+    PB_MAX_BLOCKS = 16,
+    PB_MAX_RESIDENT = 512
+};
 
 typedef struct pb_config {
     bool gpu;
@@ -46,7 +52,8 @@ static inline void *pb_array(pb *b, uint64_t n, uint64_t size) {
     return p;
 }
 
-static inline uint32_t pb_kernel(pb *b, ps_op op, ps_dtype wtype, ps_fmt in, ps_fmt out, ps_processor device) {
+static inline uint32_t pb_kernel(pb *b, ps_op op, ps_dtype wtype, ps_fmt in, ps_fmt out,
+                                 ps_processor device) {
     ps_plan *p = b->plan;
     for (uint32_t i = 0; i < p->n_kernels; i++) {
         const ps_kernel_spec *k = &p->kernels[i];
@@ -75,8 +82,8 @@ static inline uint32_t pb_kernel(pb *b, ps_op op, ps_dtype wtype, ps_fmt in, ps_
 }
 
 /* The buffer for columns [col0, col0 + cols) of a value. */
-static inline uint16_t pb_slice(pb *b, ps_value value, ps_fmt fmt, ps_space space, ps_rows rows, uint32_t col0,
-                                uint32_t cols) {
+static inline uint16_t pb_slice(pb *b, ps_value value, ps_fmt fmt, ps_space space, ps_rows rows,
+                                uint32_t col0, uint32_t cols) {
     ps_program *p = b->program;
     for (uint32_t i = 0; i < p->n_buffers; i++)
         if (p->buffers[i].value == value && p->buffers[i].fmt == fmt && p->buffers[i].space == space &&
@@ -353,7 +360,8 @@ static inline void pb_tier(pb *b, ps_level *level, ps_tier *t, uint64_t arena0[2
         uint64_t longest = b->model->n_vocab, need;
         for (uint32_t l = 0; l < b->model->n_layers; l++)
             longest = b->model->layers[l].n_ff > longest ? b->model->layers[l].n_ff : longest;
-        need = ps_scratch_bytes(&b->plan->kernels[i].scratch, rows, longest, level->n_threads, level->bucket_tokens);
+        need = ps_scratch_bytes(&b->plan->kernels[i].scratch, rows, longest, level->n_threads,
+                                level->bucket_tokens);
         uint64_t *most =
             b->plan->kernels[i].device == PS_DEV_CUDA ? &t->vram_scratch_bytes : &t->scratch_bytes;
         *most = need > *most ? need : *most;

@@ -21,7 +21,8 @@ static inline uint16_t pb_slot(pb *b, uint32_t k, uint64_t bytes) {
     if (b->slot[k] == 0) {
         if (p->n_buffers == PB_MAX_BUFFERS)
             abort();
-        p->buffers[p->n_buffers] = (ps_plan_buffer){PS_VALUE_NONE, PS_SPACE_VRAM, PS_FMT_NONE, PS_ROWS_SLOT, 0, size};
+        p->buffers[p->n_buffers] =
+            (ps_plan_buffer){PS_VALUE_NONE, PS_SPACE_VRAM, PS_FMT_NONE, PS_ROWS_SLOT, 0, size};
         b->slot[k] = (uint16_t)(1 + p->n_buffers++);
     }
     ps_plan_buffer *slot = &p->buffers[b->slot[k] - 1];
@@ -86,7 +87,8 @@ static inline void pb_fetch_all(pb *b, const ps_shard *s, const ps_op_desc *op, 
         if (where == PB_AHEAD)
             pb_entry(b, slot, pb_whole(b, op->w[i], 0));
         else
-            pb_fetch(b, s->kind, pb_whole(b, op->w[i], s->layer), slot)->when = tiled ? PS_WHEN_FIRST : PS_WHEN_EVERY;
+            pb_fetch(b, s->kind, pb_whole(b, op->w[i], s->layer), slot)->when =
+                tiled ? PS_WHEN_FIRST : PS_WHEN_EVERY;
     }
 }
 
@@ -145,8 +147,8 @@ static inline uint32_t pb_find_op(const ps_shard *s, ps_op op, uint32_t nth) {
 }
 
 /* The product of rows or columns of a weight, into a slice of its value or all of it. */
-static inline ps_instr *pb_product(pb *b, const ps_shard *s, uint32_t o, ps_queue queue, uint16_t src, uint16_t residual,
-                                   uint16_t dst) {
+static inline ps_instr *pb_product(pb *b, const ps_shard *s, uint32_t o, ps_queue queue, uint16_t src,
+                                   uint16_t residual, uint16_t dst) {
     const ps_op_desc *op = &s->ops[o];
     const ps_weight *w = ps_model_weight(b->model, s->layer, op->w[0]);
     const ps_plan_buffer *from = &b->program->buffers[src];
@@ -156,7 +158,8 @@ static inline ps_instr *pb_product(pb *b, const ps_shard *s, uint32_t o, ps_queu
     in->src[0] = src;
     in->src[1] = residual;
     in->dst = dst;
-    in->kernel = pb_kernel(b, PS_OP_MATMUL, w->type, from->fmt, PS_FMT_F32, queue == PS_QUEUE_GPU ? PS_DEV_CUDA : PS_DEV_CPU);
+    in->kernel = pb_kernel(b, PS_OP_MATMUL, w->type, from->fmt, PS_FMT_F32,
+                           queue == PS_QUEUE_GPU ? PS_DEV_CUDA : PS_DEV_CPU);
     if (from->cols != w->cols) {
         in->col0 = from->col0;
         in->n_cols = from->cols;
@@ -178,8 +181,9 @@ static inline uint16_t pb_converted(pb *b, const ps_shard *s, uint16_t from, ps_
 }
 
 /* A product of hidden columns, its weights where they are: for NOW fetched into slot k. */
-static inline void pb_hidden_product(pb *b, const ps_shard *s, uint32_t o, ps_queue queue, pb_where where, uint32_t k,
-                                     ps_weight_range range, uint16_t src, uint16_t residual, uint16_t dst) {
+static inline void pb_hidden_product(pb *b, const ps_shard *s, uint32_t o, ps_queue queue, pb_where where,
+                                     uint32_t k, ps_weight_range range, uint16_t src, uint16_t residual,
+                                     uint16_t dst) {
     if (where == PB_NOW)
         pb_fetch(b, s->kind, range, PB_SLOT_FFN + k);
     ps_instr *in = pb_product(b, s, o, queue, src, residual, dst);
@@ -191,8 +195,8 @@ static inline void pb_hidden_product(pb *b, const ps_shard *s, uint32_t o, ps_qu
 }
 
 /* Hidden columns [begin, begin + n) on a queue: gate and up by rows, the activation, a partial sum of down. */
-static inline void pb_hidden(pb *b, const ps_shard *s, ps_queue queue, pb_where where, uint16_t norm, uint32_t begin,
-                             uint32_t n, uint16_t residual, uint16_t sum) {
+static inline void pb_hidden(pb *b, const ps_shard *s, ps_queue queue, pb_where where, uint16_t norm,
+                             uint32_t begin, uint32_t n, uint16_t residual, uint16_t sum) {
     uint32_t gate = pb_find_op(s, PS_OP_MATMUL, 0), down = pb_find_op(s, PS_OP_MATMUL, 2);
     uint16_t half[3];
     const ps_value values[3] = {PS_VALUE_GATE, PS_VALUE_UP, PS_VALUE_ACT};
@@ -200,8 +204,8 @@ static inline void pb_hidden(pb *b, const ps_shard *s, ps_queue queue, pb_where 
         half[i] = pb_slice(b, values[i], PS_FMT_F32, pb_space(queue), PS_ROWS_TILE, begin, n);
     for (uint32_t i = 0; i < 2; i++)
         pb_hidden_product(b, s, gate + i, queue, where, i,
-                          (ps_weight_range){s->ops[gate + i].w[0], s->layer, begin, n, 0, 0}, norm, PS_NO_BUFFER,
-                          half[i]);
+                          (ps_weight_range){s->ops[gate + i].w[0], s->layer, begin, n, 0, 0}, norm,
+                          PS_NO_BUFFER, half[i]);
     ps_instr *act = pb_instr(b, PS_OP_GLU, queue, s->kind);
     act->src[0] = half[0];
     act->src[1] = half[1];
@@ -211,7 +215,8 @@ static inline void pb_hidden(pb *b, const ps_shard *s, ps_queue queue, pb_where 
     ps_dtype type = ps_model_weight(b->model, s->layer, s->ops[down].w[0])->type;
     uint16_t in = pb_converted(b, s, half[2], type, queue);
     pb_hidden_product(b, s, down, queue, where, 2,
-                      (ps_weight_range){s->ops[down].w[0], s->layer, 0, s->ops[down].rows, begin, n}, in, residual, sum);
+                      (ps_weight_range){s->ops[down].w[0], s->layer, 0, s->ops[down].rows, begin, n}, in,
+                      residual, sum);
 }
 
 static inline ps_instr *pb_join(pb *b, const ps_shard *s, uint16_t sum, uint16_t other) {
@@ -265,8 +270,8 @@ static inline void pb_split_moe(pb *b, const ps_shard *s) {
     far->src[0] = norm;
     far->src[1] = sel;
     far->dst = pb_slice(b, PS_VALUE_X, PS_FMT_F32, PS_SPACE_HOST, PS_ROWS_STEP, 0, b->model->n_embd);
-    far->kernel = pb_kernel(b, PS_OP_MOE_DISPATCH, ps_model_weight(b->model, s->layer, kept.w[0])->type, f->fmt,
-                            PS_FMT_F32, PS_DEV_CPU);
+    far->kernel = pb_kernel(b, PS_OP_MOE_DISPATCH, ps_model_weight(b->model, s->layer, kept.w[0])->type,
+                            f->fmt, PS_FMT_F32, PS_DEV_CPU);
     pb_join(b, s, kept.dst, far->dst);
 }
 
@@ -402,8 +407,9 @@ static inline void pb_wait_over(ps_program *p) {
     for (uint32_t k = 0; k < p->n_blocks; k++)
         for (uint32_t i = p->blocks[k].instr0 + 1; i < p->blocks[k].instr0 + p->blocks[k].n_instrs; i++) {
             ps_instr *in = &p->instrs[i];
-            for (uint32_t back = 1; back < i - p->blocks[k].instr0 + 1 && p->instrs[i - back].when != PS_WHEN_EVERY &&
-                                    in->n_waits == back && in->wait[back - 1] == back;
+            for (uint32_t back = 1;
+                 back < i - p->blocks[k].instr0 + 1 && p->instrs[i - back].when != PS_WHEN_EVERY &&
+                 in->n_waits == back && in->wait[back - 1] == back;
                  back++)
                 in->wait[in->n_waits++] = back + 1;
         }

@@ -186,19 +186,20 @@ static inline void shadow_pass(shadow *s, uint32_t i, bool end) {
         if (!shadow_has(s, i, in->src[j], begin, stop))
             return;
         bool plain = in->n_rows != 0;
-        shadow_read(s, i,
-                    shadow_area(s, in->src[j], it->tile, plain ? begin : UINT64_MAX, stop), &op, it->tile, &one);
+        shadow_read(s, i, shadow_area(s, in->src[j], it->tile, plain ? begin : UINT64_MAX, stop), &op,
+                    it->tile, &one);
         sum += one;
     }
     if (op >= s->op_total)
         shadow_fail(s, i, "passes on what is no value");
     if (end || in->op != PS_OP_ADD || (in->src[0] != in->dst && in->src[1] != in->dst))
-        shadow_write(s, i, shadow_area(s, in->dst, it->tile, in->n_rows != 0 ? begin : UINT64_MAX, stop), op, it->tile,
-                     sum, !end);
+        shadow_write(s, i, shadow_area(s, in->dst, it->tile, in->n_rows != 0 ? begin : UINT64_MAX, stop), op,
+                     it->tile, sum, !end);
 }
 
 /* The sources of operation `number`; *sum: with what a partial sum or the residual adds to it. */
-static inline void shadow_sources(shadow *s, uint32_t i, uint32_t number, uint64_t begin, uint64_t stop, uint64_t *sum) {
+static inline void shadow_sources(shadow *s, uint32_t i, uint32_t number, uint64_t begin, uint64_t stop,
+                                  uint64_t *sum) {
     const shadow_item *it = &s->items[i];
     const ps_instr *in = it->in;
     const ps_op_desc *d = s->ops[number];
@@ -208,7 +209,9 @@ static inline void shadow_sources(shadow *s, uint32_t i, uint32_t number, uint64
         uint32_t maker = d->src[j] != PS_VALUE_NONE ? shadow_maker(s, number, d->src[j]) : UINT32_MAX - 1;
         uint32_t n = in->op == PS_OP_GATHER ? s->n_tiles : 1;
         bool columns = in->op == PS_OP_GLU || (in->op == PS_OP_MATMUL && j == 1);
-        uint64_t first = columns ? begin : 0, last = columns ? stop : maker < s->op_total ? s->ops[maker]->rows : 0;
+        uint64_t first = columns ? begin : 0, last = columns               ? stop
+                                                     : maker < s->op_total ? s->ops[maker]->rows
+                                                                           : 0;
         if (j == shadow_residual(in->op)) {
             uint32_t op = UINT32_MAX;
             uint64_t one = 0;
@@ -303,12 +306,13 @@ static inline void shadow_touch(shadow *s, uint32_t i, bool end) {
         shadow_kv(s, i, it->layer, it->tile, in->kv, SHADOW_KV_ATTEND, 0);
     if (in->op == PS_OP_KV_STORE)
         shadow_kv(s, i, it->layer, it->tile, in->kv, end ? SHADOW_KV_STORE : SHADOW_KV_SPOIL, 1);
-    bool in_place = in->dst != PS_NO_BUFFER && (in->src[0] == in->dst || in->src[1] == in->dst || in->src[2] == in->dst);
+    bool in_place =
+        in->dst != PS_NO_BUFFER && (in->src[0] == in->dst || in->src[1] == in->dst || in->src[2] == in->dst);
     if (in->dst != PS_NO_BUFFER && (!in_place || end) && shadow_has(s, i, in->dst, begin, stop)) {
         const ps_plan_buffer *to = &s->program->buffers[in->dst];
         bool whole = begin == to->col0 && stop == (uint64_t)to->col0 + to->cols;
-        shadow_write(s, i, shadow_area(s, in->dst, it->tile, whole ? UINT64_MAX : begin, stop), number, it->tile, sum,
-                     !end);
+        shadow_write(s, i, shadow_area(s, in->dst, it->tile, whole ? UINT64_MAX : begin, stop), number,
+                     it->tile, sum, !end);
     }
     if (end)
         s->executed[number * s->n_tiles + it->tile] += d->rows != 0 ? (stop - begin) * parts : 1;
@@ -401,12 +405,14 @@ static inline void shadow_end_of_step(shadow *s) {
 static inline void shadow_results(shadow *s) {
     for (uint32_t number = 0; number < s->op_total; number++) {
         const ps_op_desc *d = s->ops[number];
-        bool head = d->op == PS_OP_GATHER || d->op == PS_OP_SAMPLE || d->dst == PS_VALUE_LOGITS || d->dst == PS_VALUE_LAST_NORM;
+        bool head = d->op == PS_OP_GATHER || d->op == PS_OP_SAMPLE || d->dst == PS_VALUE_LOGITS ||
+                    d->dst == PS_VALUE_LAST_NORM;
         uint64_t all = d->rows != 0 ? (uint64_t)d->rows * shadow_parts(s, number) : 1;
         for (uint32_t t = 0; t < (head ? 1 : s->n_tiles); t++)
             if (s->executed[number * s->n_tiles + t] != all)
                 shadow_fail(s, s->n_items, "operation %u executed %llu of %llu", number,
-                            (unsigned long long)s->executed[number * s->n_tiles + t], (unsigned long long)all);
+                            (unsigned long long)s->executed[number * s->n_tiles + t],
+                            (unsigned long long)all);
         if (d->dst != PS_VALUE_LOGITS && d->dst != PS_VALUE_TOKENS)
             continue;
         bool found = false;
@@ -459,12 +465,13 @@ static inline void shadow_begin(shadow *s) {
     ps_cursor_start(&c, s->program, s->n_tiles);
     for (const ps_instr *in; (in = ps_cursor_get(&c, &layer)) != NULL; ps_cursor_next(&c)) {
         const ps_block *b = &s->program->blocks[c.block];
-        s->items[n++] = (shadow_item){.in = in,
-                                      .layer = layer,
-                                      .tile = c.tile,
-                                      .over_tiles = b->over_tiles,
-                                      .runs = in->when == PS_WHEN_EVERY ||
-                                              (in->when == PS_WHEN_FIRST ? c.tile == 0 : c.tile + 1 == s->n_tiles)};
+        s->items[n++] =
+            (shadow_item){.in = in,
+                          .layer = layer,
+                          .tile = c.tile,
+                          .over_tiles = b->over_tiles,
+                          .runs = in->when == PS_WHEN_EVERY ||
+                                  (in->when == PS_WHEN_FIRST ? c.tile == 0 : c.tile + 1 == s->n_tiles)};
     }
     memset(s->executed, 0, (size_t)s->op_total * s->n_tiles * sizeof *s->executed);
     for (int a = 0; a < 2; a++)
@@ -486,8 +493,8 @@ static inline void shadow_residents(shadow *s) {
     for (uint32_t i = 0; i < s->level->n_resident; i++) {
         const ps_resident *a = &s->level->resident[i], *b;
         uint64_t bytes, other;
-        if (!ps_weight_range_bytes(s->model, &a->range, &bytes, NULL) || bytes > s->level->vram_weight_bytes ||
-            a->offset > s->level->vram_weight_bytes - bytes)
+        if (!ps_weight_range_bytes(s->model, &a->range, &bytes, NULL) ||
+            bytes > s->level->vram_weight_bytes || a->offset > s->level->vram_weight_bytes - bytes)
             shadow_fail(s, s->n_items, "resident piece %u is outside", i);
         for (uint32_t k = 0; k < i && s->wrong[0] == '\0'; k++) {
             b = &s->level->resident[k];
@@ -544,8 +551,10 @@ static inline const char *shadow_judge(const ps_plan *plan, const ps_level *leve
     shadow s = {.plan = plan, .level = level, .tier = tier, .model = model, .n_tokens = n_tokens};
     buf[0] = '\0';
     s.program = &plan->programs[tier->program];
-    if (shadow_extent(&s, PS_SPACE_HOST) > SHADOW_MAX_BYTES || shadow_extent(&s, PS_SPACE_VRAM) > SHADOW_MAX_BYTES) {
-        snprintf(buf, 200, "%s", shadow_too_large); /* say, a mutant that puts something far out in an arena */
+    if (shadow_extent(&s, PS_SPACE_HOST) > SHADOW_MAX_BYTES ||
+        shadow_extent(&s, PS_SPACE_VRAM) > SHADOW_MAX_BYTES) {
+        snprintf(buf, 200, "%s",
+                 shadow_too_large); /* say, a mutant that puts something far out in an arena */
         return buf;
     }
     s.n_tiles = (n_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS;

@@ -82,7 +82,8 @@ static inline shadow_word *shadow_at(shadow *s, uint32_t i, ps_space space, uint
 }
 
 static inline uint64_t shadow_label(uint32_t op, uint32_t tile, ps_fmt fmt, uint64_t row, uint64_t unit) {
-    return (uint64_t)(op + 2) << 40 | (uint64_t)tile << 34 | (uint64_t)fmt << 30 | row << 19 | (unit & 0x7ffff);
+    return (uint64_t)(op + 2) << 40 | (uint64_t)tile << 34 | (uint64_t)fmt << 30 | row << 19 |
+           (unit & 0x7ffff);
 }
 
 static inline uint32_t shadow_op_of(uint64_t label) {
@@ -103,7 +104,8 @@ static inline uint32_t shadow_tile_rows(const shadow *s, uint32_t tile) {
 }
 
 /* Columns [begin, end) of the value; all that the buffer has where begin is UINT64_MAX. */
-static inline shadow_rect shadow_area(const shadow *s, uint16_t b, uint32_t tile, uint64_t begin, uint64_t end) {
+static inline shadow_rect shadow_area(const shadow *s, uint16_t b, uint32_t tile, uint64_t begin,
+                                      uint64_t end) {
     const ps_plan_buffer *buf = &s->program->buffers[b];
     shadow_rect r = {.space = buf->space, .fmt = buf->fmt, .word0 = s->tier->buffer_offset[b] / 4};
     bool plain = buf->fmt == PS_FMT_F32 || buf->fmt == PS_FMT_F16;
@@ -125,7 +127,8 @@ static inline bool shadow_has(shadow *s, uint32_t i, uint16_t b, uint64_t begin,
     const ps_plan_buffer *buf = &s->program->buffers[b];
     if (begin >= buf->col0 && end <= (uint64_t)buf->col0 + buf->cols)
         return true;
-    shadow_fail(s, i, "columns %llu to %llu are not in buffer %u", (unsigned long long)begin, (unsigned long long)end, b);
+    shadow_fail(s, i, "columns %llu to %llu are not in buffer %u", (unsigned long long)begin,
+                (unsigned long long)end, b);
     return false;
 }
 
@@ -134,7 +137,8 @@ static inline void shadow_saw(shadow *s, shadow_word w) {
 }
 
 /* Every word is of `op` (UINT32_MAX: of one operation, as the first says) and of one sum, *sum (0: as the first). */
-static inline void shadow_read(shadow *s, uint32_t i, shadow_rect r, uint32_t *op, uint32_t tile, uint64_t *sum) {
+static inline void shadow_read(shadow *s, uint32_t i, shadow_rect r, uint32_t *op, uint32_t tile,
+                               uint64_t *sum) {
     for (uint64_t y = 0; y < r.rows; y++)
         for (uint64_t w = r.w0; w < r.w1; w++) {
             const shadow_word *at = shadow_at(s, i, r.space, r.word0 + (r.first_row + y) * r.stride + w);
@@ -146,8 +150,8 @@ static inline void shadow_read(shadow *s, uint32_t i, shadow_rect r, uint32_t *o
                 *sum = at->sum;
             uint64_t label = shadow_label(*op, tile, r.fmt, y, r.unit0 + w);
             if (at->label != label || at->sum != *sum) {
-                shadow_fail(s, i, "reads %llx, wants %llx%s", (unsigned long long)at->label, (unsigned long long)label,
-                            at->label == label ? ", another sum" : "");
+                shadow_fail(s, i, "reads %llx, wants %llx%s", (unsigned long long)at->label,
+                            (unsigned long long)label, at->label == label ? ", another sum" : "");
                 return;
             }
             shadow_saw(s, *at);
@@ -155,8 +159,8 @@ static inline void shadow_read(shadow *s, uint32_t i, shadow_rect r, uint32_t *o
 }
 
 /* Write words of op, or garbage. */
-static inline void shadow_write(shadow *s, uint32_t i, shadow_rect r, uint32_t op, uint32_t tile, uint64_t sum,
-                                bool garbage) {
+static inline void shadow_write(shadow *s, uint32_t i, shadow_rect r, uint32_t op, uint32_t tile,
+                                uint64_t sum, bool garbage) {
     for (uint64_t y = 0; y < r.rows; y++)
         for (uint64_t w = r.w0; w < r.w1; w++) {
             shadow_word *at = shadow_at(s, i, r.space, r.word0 + (r.first_row + y) * r.stride + w);
@@ -170,7 +174,8 @@ static inline void shadow_write(shadow *s, uint32_t i, shadow_rect r, uint32_t o
 /* ---- weights and slots ---- */
 
 /* The range of weight k that an instruction takes, and its bytes; false when it is outside. */
-static inline bool shadow_range(const shadow *s, const shadow_item *it, int k, ps_weight_range *r, uint64_t *bytes) {
+static inline bool shadow_range(const shadow *s, const shadow_item *it, int k, ps_weight_range *r,
+                                uint64_t *bytes) {
     const ps_instr *in = it->in;
     uint32_t layer = it->layer;
     if (in->op == PS_OP_COPY && in->ahead)
@@ -187,7 +192,8 @@ static inline bool shadow_range(const shadow *s, const shadow_item *it, int k, p
         r->row0 = in->row0;
         r->n_rows = in->n_rows;
     }
-    if ((in->op == PS_OP_COPY || (in->op == PS_OP_MATMUL && k == 0)) && in->n_cols != 0 && in->n_cols != cols) {
+    if ((in->op == PS_OP_COPY || (in->op == PS_OP_MATMUL && k == 0)) && in->n_cols != 0 &&
+        in->n_cols != cols) {
         r->col0 = in->col0;
         cols = r->n_cols = in->n_cols;
     }
@@ -204,7 +210,8 @@ static inline uint64_t shadow_weight_label(const ps_weight_range *r, uint64_t wo
 }
 
 /* 0: compare a slot's words with the range's; 1: write them; 2: garbage. */
-static inline void shadow_slot(shadow *s, uint32_t i, uint16_t slot, const ps_weight_range *r, uint64_t bytes, int mode) {
+static inline void shadow_slot(shadow *s, uint32_t i, uint16_t slot, const ps_weight_range *r, uint64_t bytes,
+                               int mode) {
     for (uint64_t w = 0; w < (bytes + 3) / 4 && s->wrong[0] == '\0'; w++) {
         shadow_word *at = shadow_at(s, i, PS_SPACE_VRAM, s->tier->buffer_offset[slot] / 4 + w);
         if (at == NULL)
@@ -255,16 +262,23 @@ static inline void shadow_weights(shadow *s, uint32_t i) {
 
 /* ---- KV caches ---- */
 
-typedef enum shadow_kv_mode { SHADOW_KV_ATTEND, SHADOW_KV_STORE, SHADOW_KV_SPOIL, SHADOW_KV_BEFORE, SHADOW_KV_STEP } shadow_kv_mode;
+typedef enum shadow_kv_mode {
+    SHADOW_KV_ATTEND,
+    SHADOW_KV_STORE,
+    SHADOW_KV_SPOIL,
+    SHADOW_KV_BEFORE,
+    SHADOW_KV_STEP
+} shadow_kv_mode;
 
 /* Rows of the last sequence's cache, at home or in a slot (the instruction's kv). ATTEND: what the tile sees is there.
  * STORE, SPOIL: the tile's rows are written, or garbage. BEFORE, STEP: positions before the step, or the step's last ones that
  * the cache holds: write 0: they are there; 1: written; 2: garbage. */
-static inline void shadow_kv(shadow *s, uint32_t i, uint32_t layer, uint32_t tile, uint16_t place, shadow_kv_mode mode,
-                             int write) {
+static inline void shadow_kv(shadow *s, uint32_t i, uint32_t layer, uint32_t tile, uint16_t place,
+                             shadow_kv_mode mode, int write) {
     const ps_kv_home *kv = &s->level->kv[layer];
     const ps_layer *l = &s->model->layers[layer];
-    uint64_t width[2] = {(uint64_t)l->n_head_kv * l->head_dim_k / 2, (uint64_t)l->n_head_kv * l->head_dim_v / 2};
+    uint64_t width[2] = {(uint64_t)l->n_head_kv * l->head_dim_k / 2,
+                         (uint64_t)l->n_head_kv * l->head_dim_v / 2};
     uint64_t plane[2] = {0, (kv->rows * width[0] * 4 + 63) / 64 * 16};
     ps_space space = place == PS_KV_HOME ? kv->space : PS_SPACE_VRAM;
     uint64_t base = (place == PS_KV_HOME ? kv->offset : s->tier->buffer_offset[place - PS_KV_SLOT]) / 4 +

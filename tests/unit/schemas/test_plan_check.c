@@ -19,7 +19,8 @@ Test(plan_check, safe_plans_pass) {
 }
 
 Test(plan_check, safe_plans_with_a_gpu_pass) {
-    const mb_shape *shapes[] = {&plan_case_wide, &plan_case_biased, &mb_qwen3_small, &mb_qwen3moe_small, &mb_gemma3_small};
+    const mb_shape *shapes[] = {&plan_case_wide, &plan_case_biased, &mb_qwen3_small, &mb_qwen3moe_small,
+                                &mb_gemma3_small};
     for (int i = 0; i < 5; i++)
         for (uint32_t program = 2; program <= 6; program++) {
             plan_case c;

@@ -37,10 +37,11 @@ RULE_GPU(slot_of_another_layer, plan_case_wide, 3, "of ffn_gate.weight of layer 
          find_fetch(&b, PS_ROLE_FFN_GATE, 0)->ahead = false;)
 RULE_GPU(slot_of_other_rows, plan_case_wide, 3, "holds rows 0 to 62 of attn_q.weight",
          find_fetch(&b, PS_ROLE_ATTN_Q, 0)->n_rows = 63;)
-RULE_GPU(slot_read_before_the_copy_ended, plan_case_wide, 3, "may still be written by the instruction 2 before", {
-    ps_instr *convert = product(&b, PS_ROLE_ATTN_Q, 0) - 1;
-    convert->wait[0] = 2; /* not for the copy, which is between */
-})
+RULE_GPU(slot_read_before_the_copy_ended, plan_case_wide, 3,
+         "may still be written by the instruction 2 before", {
+             ps_instr *convert = product(&b, PS_ROLE_ATTN_Q, 0) - 1;
+             convert->wait[0] = 2; /* not for the copy, which is between */
+         })
 RULE_GPU(copy_while_the_slot_is_read, plan_case_wide, 3, "may still be read by the instruction 1 before", {
     ps_instr *copy = find_fetch(&b, PS_ROLE_FFN_GATE, 0);
     copy->n_waits = copy->wait[0] = 0;
@@ -85,50 +86,57 @@ RULE_GPU(copy_of_columns_within_blocks, plan_case_wide, 5, "are not at blocks an
 RULE_GPU(entry_missing, plan_case_wide, 3, "holds no weight", b.program->n_entries = 0;)
 RULE_GPU(entry_of_another_layer, plan_case_wide, 3, "of layer 1, not this range",
          b.program->entries[0].range.layer = 1;)
-RULE_GPU(entry_not_there_at_the_end, plan_case_wide, 3, "does not hold its entry again when the step may end", {
-    uint16_t slot = find_fetch(&b, PS_ROLE_FFN_GATE, 0)->dst;
-    insert_fetch(&b, find(&b, PS_OP_GATHER, 0), PS_ROLE_FFN_UP, slot, PS_SHARD_FFN);
-})
+RULE_GPU(entry_not_there_at_the_end, plan_case_wide, 3, "does not hold its entry again when the step may end",
+         {
+             uint16_t slot = find_fetch(&b, PS_ROLE_FFN_GATE, 0)->dst;
+             insert_fetch(&b, find(&b, PS_OP_GATHER, 0), PS_ROLE_FFN_UP, slot, PS_SHARD_FFN);
+         })
 RULE_GPU(entry_copied_by_the_tail, plan_case_wide, 3, "is an entry: the tail may be left out or run again", {
     uint16_t slot = find_fetch(&b, PS_ROLE_FFN_GATE, 0)->dst;
     insert_fetch(&b, find(&b, PS_OP_GATHER, 0) + 1, PS_ROLE_FFN_GATE, slot, PS_SHARD_FFN);
 })
-RULE_GPU(entry_overwritten_by_the_tail, plan_case_wide, 3, "does not hold its entry again when the step may end", {
-    uint16_t slot = find_fetch(&b, PS_ROLE_ATTN_Q, 0)->dst, entry = find_fetch(&b, PS_ROLE_FFN_NORM, 0)->dst;
-    insert_fetch(&b, find(&b, PS_OP_GATHER, 0) + 1, PS_ROLE_ATTN_NORM, slot, PS_SHARD_ATTN);
-    b.level->tiers[0] = *b.tier;
-    b.level->n_tiers = 1;
-    b.level->tiers[0].buffer_offset[entry] = b.level->tiers[0].buffer_offset[slot];
-    /* the entry comes back before the tail */
-    insert_fetch(&b, find(&b, PS_OP_GATHER, 0), PS_ROLE_FFN_NORM, entry, PS_SHARD_FFN);
-    for (uint32_t i = 0; i < b.program->n_instrs; i++) /* and nothing else is in its place while it is wanted */
-        if (b.program->instrs[i].op == PS_OP_RMSNORM && b.program->instrs[i].shard == PS_SHARD_FFN) {
-            insert_fetch(&b, &b.program->instrs[i], PS_ROLE_FFN_NORM, entry, PS_SHARD_FFN);
-            break;
-        }
-})
-RULE_GPU(entry_of_no_slot, plan_case_wide, 3, "entry 0: slot: buffer 0 is no slot", b.program->entries[0].slot = 0;)
+RULE_GPU(entry_overwritten_by_the_tail, plan_case_wide, 3,
+         "does not hold its entry again when the step may end", {
+             uint16_t slot = find_fetch(&b, PS_ROLE_ATTN_Q, 0)->dst,
+                      entry = find_fetch(&b, PS_ROLE_FFN_NORM, 0)->dst;
+             insert_fetch(&b, find(&b, PS_OP_GATHER, 0) + 1, PS_ROLE_ATTN_NORM, slot, PS_SHARD_ATTN);
+             b.level->tiers[0] = *b.tier;
+             b.level->n_tiers = 1;
+             b.level->tiers[0].buffer_offset[entry] = b.level->tiers[0].buffer_offset[slot];
+             /* the entry comes back before the tail */
+             insert_fetch(&b, find(&b, PS_OP_GATHER, 0), PS_ROLE_FFN_NORM, entry, PS_SHARD_FFN);
+             for (uint32_t i = 0; i < b.program->n_instrs;
+                  i++) /* and nothing else is in its place while it is wanted */
+                 if (b.program->instrs[i].op == PS_OP_RMSNORM && b.program->instrs[i].shard == PS_SHARD_FFN) {
+                     insert_fetch(&b, &b.program->instrs[i], PS_ROLE_FFN_NORM, entry, PS_SHARD_FFN);
+                     break;
+                 }
+         })
+RULE_GPU(entry_of_no_slot, plan_case_wide, 3, "entry 0: slot: buffer 0 is no slot",
+         b.program->entries[0].slot = 0;)
 RULE_GPU(entries_descend, plan_case_wide, 3, "entry 1: slot: slots must ascend",
          b.program->entries[1].slot = b.program->entries[0].slot;)
 RULE_GPU(entry_larger_than_its_slot, plan_case_wide, 3, "is no range of a weight, or larger than the slot",
          b.program->entries[0].range.role = PS_ROLE_FFN_GATE;
          b.program->entries[0].range.n_rows = 1024;)
-RULE_GPU(tail_overwrites_what_it_read, plan_case_wide, 3, "the tail reads what was there before it and overwrites it", {
-    ps_instr *norm = find(&b, PS_OP_RMSNORM, 2);
-    uint16_t slot = find_fetch(&b, PS_ROLE_ATTN_NORM, 0)->dst;
-    cr_assert_eq(norm->w[0], PS_ROLE_OUTPUT_NORM);
-    norm->queue = PS_QUEUE_GPU;
-    norm->kernel = find(&b, PS_OP_RMSNORM, 0)->kernel;
-    norm->at[0] = (uint16_t)(PS_AT_SLOT + slot);
-    b.level->placement[b.c.plan->n_shards - 1] = PS_PLACE_SPLIT;
-    insert_fetch(&b, norm + 1, PS_ROLE_ATTN_NORM, slot, PS_SHARD_ATTN);
-    insert_fetch(&b, find(&b, PS_OP_GATHER, 0), PS_ROLE_OUTPUT_NORM, slot, PS_SHARD_HEAD);
-})
+RULE_GPU(tail_overwrites_what_it_read, plan_case_wide, 3,
+         "the tail reads what was there before it and overwrites it", {
+             ps_instr *norm = find(&b, PS_OP_RMSNORM, 2);
+             uint16_t slot = find_fetch(&b, PS_ROLE_ATTN_NORM, 0)->dst;
+             cr_assert_eq(norm->w[0], PS_ROLE_OUTPUT_NORM);
+             norm->queue = PS_QUEUE_GPU;
+             norm->kernel = find(&b, PS_OP_RMSNORM, 0)->kernel;
+             norm->at[0] = (uint16_t)(PS_AT_SLOT + slot);
+             b.level->placement[b.c.plan->n_shards - 1] = PS_PLACE_SPLIT;
+             insert_fetch(&b, norm + 1, PS_ROLE_ATTN_NORM, slot, PS_SHARD_ATTN);
+             insert_fetch(&b, find(&b, PS_OP_GATHER, 0), PS_ROLE_OUTPUT_NORM, slot, PS_SHARD_HEAD);
+         })
 
 /* ---- KV ---- */
 
 RULE_GPU(kv_not_fetched, plan_case_wide, 3, "does not hold KV of layer 0", drop(&b, find_kv(&b, 0));)
-RULE_GPU(kv_not_brought_home, plan_case_wide, 3, "has KV of layer 0 that is not home yet", drop(&b, find_kv(&b, 1));)
+RULE_GPU(kv_not_brought_home, plan_case_wide, 3, "has KV of layer 0 that is not home yet",
+         drop(&b, find_kv(&b, 1));)
 RULE_GPU(kv_not_home_at_the_end, plan_case_wide, 3, "KV of layer 2 is not home", {
     /* the last layer in a block of its own, without the copy home */
     ps_program *p = b.program;
@@ -148,7 +156,8 @@ RULE_GPU(kv_not_home_at_the_end, plan_case_wide, 3, "KV of layer 2 is not home",
         p->blocks[i].instr0 += n;
     drop(&b, find_kv(&b, 3));
 })
-RULE_GPU(kv_home_too_early, plan_case_wide, 3, "KV goes home once, when the rows of all tiles are in the slot",
+RULE_GPU(kv_home_too_early, plan_case_wide, 3,
+         "KV goes home once, when the rows of all tiles are in the slot",
          swap(find_kv(&b, 1), find(&b, PS_OP_KV_STORE, 0));)
 RULE_GPU(kv_home_twice, plan_case_wide, 3, "KV goes home once", {
     ps_instr *out = find_kv(&b, 1);
@@ -192,7 +201,8 @@ RULE_GPU(kv_home_in_the_first_tile, plan_case_wide, 4, "when the rows of all til
          find_kv(&b, 1)->when = PS_WHEN_FIRST;)
 RULE_GPU(when_of_a_kernel, plan_case_wide, 4, "when: only copies of weights and KV leave out tiles",
          find(&b, PS_OP_GLU, 0)->when = PS_WHEN_FIRST;)
-RULE_GPU(when_without_tiles, plan_case_wide, 3, "when: instruction", find_fetch(&b, PS_ROLE_ATTN_Q, 0)->when = PS_WHEN_FIRST;)
+RULE_GPU(when_without_tiles, plan_case_wide, 3, "when: instruction",
+         find_fetch(&b, PS_ROLE_ATTN_Q, 0)->when = PS_WHEN_FIRST;)
 /* The one before a copy that runs in the last tile only: in other tiles the copy is nothing and orders nothing. */
 RULE_GPU(wait_for_what_does_not_run, plan_case_wide, 4, "may still be", {
     ps_instr *after = find_kv(&b, 1) + 1;
@@ -203,7 +213,8 @@ RULE_GPU(wait_for_what_does_not_run, plan_case_wide, 4, "may still be", {
     after->queue = PS_QUEUE_CPU; /* on a queue of its own, so that only waits count */
     after->kernel = 0;
     for (uint32_t i = 0; i < b.program->n_instrs; i++)
-        if (b.program->instrs[i].op == PS_OP_CONVERT && b.program->instrs[i].queue == PS_QUEUE_CPU && b.program->instrs[i].kernel != 0)
+        if (b.program->instrs[i].op == PS_OP_CONVERT && b.program->instrs[i].queue == PS_QUEUE_CPU &&
+            b.program->instrs[i].kernel != 0)
             after->kernel = b.program->instrs[i].kernel;
     for (uint32_t i = 0; i < b.program->n_buffers; i++) /* where it can read */
         if (i == after->src[0] || i == after->dst) {
@@ -220,11 +231,12 @@ RULE_GPU(wait_for_what_does_not_run, plan_case_wide, 4, "may still be", {
 /* ---- residents ---- */
 
 RULE_GPU(not_resident, plan_case_wide, 6, "no resident piece holds this range of", b.level->n_resident--;)
-RULE_GPU(resident_in_part, plan_case_wide, 6, "no resident piece holds this range of attn_q.weight of layer 0", {
-    for (uint32_t i = 0; i < b.level->n_resident; i++)
-        if (b.level->resident[i].range.role == PS_ROLE_ATTN_Q)
-            b.level->resident[i].range.n_rows--;
-})
+RULE_GPU(resident_in_part, plan_case_wide, 6,
+         "no resident piece holds this range of attn_q.weight of layer 0", {
+             for (uint32_t i = 0; i < b.level->n_resident; i++)
+                 if (b.level->resident[i].range.role == PS_ROLE_ATTN_Q)
+                     b.level->resident[i].range.n_rows--;
+         })
 RULE_GPU(residents_share_bytes, plan_case_wide, 6, "resident piece 2: shares bytes with the one before",
          b.level->resident[2].offset -= 256;)
 RULE_GPU(resident_outside, plan_case_wide, 6, "outside the VRAM weight arena",
@@ -247,7 +259,8 @@ RULE_GPU(cpu_looks_into_vram, plan_case_wide, 5, "queue cpu finds weights in hos
         if (b.program->instrs[i].queue == PS_QUEUE_CPU && b.program->instrs[i].w[0] == PS_ROLE_FFN_GATE)
             b.program->instrs[i].at[0] = PS_AT_VRAM;
 })
-RULE_GPU(resident_shard_read_direct, plan_case_wide, 6, "weights placed \"vram\" are not used from host memory",
+RULE_GPU(resident_shard_read_direct, plan_case_wide, 6,
+         "weights placed \"vram\" are not used from host memory",
          product(&b, PS_ROLE_ATTN_Q, 0)->at[0] = PS_AT_HOST;)
 RULE_GPU(direct_shard_in_a_slot, plan_case_wide, 3, "weights placed \"direct\" are not used from a slot",
          place(&b, PS_PLACE_DIRECT);)
@@ -300,12 +313,13 @@ RULE_GPU(add_of_no_sums, plan_case_wide, 5, "source 1 is no partial sum", {
 RULE_GPU(add_of_rows, plan_case_wide, 5, "the operation takes no range", find(&b, PS_OP_ADD, 0)->n_rows = 3;)
 RULE_GPU(add_of_another_shard, plan_case_wide, 5, "are no partial sums of one operation of shard attn",
          find(&b, PS_OP_ADD, 0)->shard = PS_SHARD_ATTN;)
-RULE_GPU(source_is_no_slice, plan_case_wide, 5, "source 0 must have columns 256 to 511, it has 0 to 255", {
-    product(&b, PS_ROLE_FFN_DOWN, 1)->src[0] = product(&b, PS_ROLE_FFN_DOWN, 0)->src[0];
-})
-RULE_GPU(slices_of_different_columns, plan_case_wide, 5, "source 1 and the destination must have the same columns",
+RULE_GPU(source_is_no_slice, plan_case_wide, 5, "source 0 must have columns 256 to 511, it has 0 to 255",
+         { product(&b, PS_ROLE_FFN_DOWN, 1)->src[0] = product(&b, PS_ROLE_FFN_DOWN, 0)->src[0]; })
+RULE_GPU(slices_of_different_columns, plan_case_wide, 5,
+         "source 1 and the destination must have the same columns",
          find(&b, PS_OP_GLU, 1)->src[1] = find(&b, PS_OP_GLU, 0)->src[1];)
-RULE_GPU(slice_of_the_wrong_rows, plan_case_wide, 5, "the destination has columns 0 to 255, 0 to 511 are written",
+RULE_GPU(slice_of_the_wrong_rows, plan_case_wide, 5,
+         "the destination has columns 0 to 255, 0 to 511 are written",
          product(&b, PS_ROLE_FFN_GATE, 0)->n_rows = 512;
          product(&b, PS_ROLE_FFN_GATE, 0)->at[0] = PS_AT_HOST;)
 RULE_GPU(columns_of_the_host_within_a_step, plan_case_wide, 5, "are not at multiples of 256", {
@@ -318,9 +332,8 @@ RULE_GPU(columns_of_the_host_within_a_step, plan_case_wide, 5, "are not at multi
     product(&b, PS_ROLE_FFN_GATE, 1)->row0 = product(&b, PS_ROLE_FFN_UP, 1)->row0 = 288;
     down->col0 = 288;
 })
-RULE_GPU(columns_outside, plan_case_wide, 5, "columns 256 to 1279 are outside", {
-    product(&b, PS_ROLE_FFN_DOWN, 1)->n_cols = 1024;
-})
+RULE_GPU(columns_outside, plan_case_wide, 5, "columns 256 to 1279 are outside",
+         { product(&b, PS_ROLE_FFN_DOWN, 1)->n_cols = 1024; })
 RULE_GPU(rows_of_a_part_twice, plan_case_wide, 5, "rows 0 to 255 are executed twice", {
     /* the direct part takes the resident one's rows again, in slices of its own */
     for (uint32_t i = 0; i < b.program->n_buffers; i++)
@@ -352,8 +365,8 @@ RULE_GPU(near_of_some, mb_qwen3moe_small, 5, "parts near and far are of all expe
          find(&b, PS_OP_MOE_DISPATCH, 0)->n_rows = 4;)
 RULE_GPU(far_left_out, mb_qwen3moe_small, 5, "source 1 is no partial sum",
          drop(&b, find(&b, PS_OP_MOE_DISPATCH, 1));)
-RULE_GPU(expert_of_a_range_not_resident, mb_qwen3moe_small, 6, "expert 2 of ffn_gate_exps.weight is not resident",
-         find(&b, PS_OP_MOE_DISPATCH, 0)->n_rows = 3;)
+RULE_GPU(expert_of_a_range_not_resident, mb_qwen3moe_small, 6,
+         "expert 2 of ffn_gate_exps.weight is not resident", find(&b, PS_OP_MOE_DISPATCH, 0)->n_rows = 3;)
 RULE_GPU(experts_twice, mb_qwen3moe_small, 6, "the partial sums are not apart", place(&b, PS_PLACE_SPLIT);
          find(&b, PS_OP_MOE_DISPATCH, 0)->n_rows = 3;)
 RULE_GPU(experts_left_out, mb_qwen3moe_small, 6, "holds another sum of x of moe 0 than is wanted",
@@ -400,12 +413,14 @@ RULE_GPU(at_of_nothing, plan_case_wide, 3, "at: only for weights that a kernel u
          find(&b, PS_OP_GLU, 0)->at[0] = PS_AT_VRAM;)
 RULE_GPU(at_of_a_copy, plan_case_wide, 3, "at: only for weights that a kernel uses",
          find_fetch(&b, PS_ROLE_ATTN_Q, 0)->at[0] = PS_AT_VRAM;)
-RULE_GPU(at_outside, plan_case_wide, 3, "at: buffer 65533 of", product(&b, PS_ROLE_ATTN_Q, 0)->at[0] = 0xffff;)
+RULE_GPU(at_outside, plan_case_wide, 3, "at: buffer 65533 of",
+         product(&b, PS_ROLE_ATTN_Q, 0)->at[0] = 0xffff;)
 RULE_GPU(kv_of_a_product, plan_case_wide, 3, "kv: only kv_store, attention and copies of KV have one",
          product(&b, PS_ROLE_ATTN_Q, 0)->kv = find_kv(&b, 0)->kv;)
 RULE_GPU(columns_of_a_norm, plan_case_wide, 3, "cols: only matmul and copies of weights have columns",
          find(&b, PS_OP_RMSNORM, 0)->n_cols = 64;)
-RULE_GPU(column_without_columns, plan_case_wide, 3, "cols: not a range", product(&b, PS_ROLE_ATTN_Q, 0)->col0 = 256;)
+RULE_GPU(column_without_columns, plan_case_wide, 3, "cols: not a range",
+         product(&b, PS_ROLE_ATTN_Q, 0)->col0 = 256;)
 RULE_GPU(part_of_a_product, plan_case_wide, 3, "part: only moe_dispatch has parts",
          product(&b, PS_ROLE_ATTN_Q, 0)->part = PS_MOE_PART_NEAR;)
 RULE_GPU(product_ahead, plan_case_wide, 3, "ahead: only copies of a layer's weights go ahead",
@@ -423,7 +438,8 @@ RULE_GPU(too_many_direct, mb_qwen3moe_small, 5, "max_direct: 1025, at most 1024"
 
 static void change_refused(plan_case *c, const ps_level *from, const ps_level *to, const char *message) {
     ps_error err = {0};
-    cr_assert_eq(ps_plan_check_change(c->plan, from, to, c->model, &err), PS_E_DATA, "accepted; wanted: %s", message);
+    cr_assert_eq(ps_plan_check_change(c->plan, from, to, c->model, &err), PS_E_DATA, "accepted; wanted: %s",
+                 message);
     cr_assert(strstr(err.message, message) != NULL, "wanted \"%s\", got \"%s\"", message, err.message);
 }
 

@@ -38,21 +38,22 @@ Test(plan_ranges, bytes_of_dense_weights) {
         {PS_ROLE_FFN_GATE, 0, 2047, 1, 0, 0, 288, 288},
         {PS_ROLE_FFN_DOWN, 0, 16, 8, 256, 512, 8 * 288, 288},
         {PS_ROLE_FFN_DOWN, 0, 16, 8, 1792, 256, 8 * 144, 144},
-        {PS_ROLE_FFN_GATE, 0, 2047, 2, 0, 0, 0, 0},                   /* rows outside */
-        {PS_ROLE_FFN_GATE, 0, UINT64_MAX, 2, 0, 0, 0, 0},             /* overflow */
-        {PS_ROLE_FFN_GATE, 0, 0, 0, 0, 0, 0, 0},                      /* no rows */
-        {PS_ROLE_FFN_DOWN, 0, 0, 1, 1792, 512, 0, 0},                 /* columns outside */
-        {PS_ROLE_FFN_DOWN, 0, 0, 1, 128, 256, 0, 0},                  /* begins within a step */
-        {PS_ROLE_FFN_DOWN, 0, 0, 1, 0, 128, 0, 0},                    /* ends within a step */
-        {PS_ROLE_FFN_DOWN, 0, 0, 1, 1, 0, 0, 0},                      /* all columns from 1 on */
-        {PS_ROLE_FFN_DOWN, 0, 0, 1, 256, UINT64_MAX - 255, 0, 0},     /* overflow */
-        {PS_ROLE_FFN_DOWN, 2, 0, 1, 0, 0, 0, 0},                      /* no such layer */
-        {PS_ROLE_FFN_DOWN_EXPS, 0, 0, 1, 0, 0, 0, 0},                 /* no such weight */
-        {PS_ROLE_OUTPUT, 1, 0, 1, 0, 0, 0, 0},                        /* of no layer */
+        {PS_ROLE_FFN_GATE, 0, 2047, 2, 0, 0, 0, 0},               /* rows outside */
+        {PS_ROLE_FFN_GATE, 0, UINT64_MAX, 2, 0, 0, 0, 0},         /* overflow */
+        {PS_ROLE_FFN_GATE, 0, 0, 0, 0, 0, 0, 0},                  /* no rows */
+        {PS_ROLE_FFN_DOWN, 0, 0, 1, 1792, 512, 0, 0},             /* columns outside */
+        {PS_ROLE_FFN_DOWN, 0, 0, 1, 128, 256, 0, 0},              /* begins within a step */
+        {PS_ROLE_FFN_DOWN, 0, 0, 1, 0, 128, 0, 0},                /* ends within a step */
+        {PS_ROLE_FFN_DOWN, 0, 0, 1, 1, 0, 0, 0},                  /* all columns from 1 on */
+        {PS_ROLE_FFN_DOWN, 0, 0, 1, 256, UINT64_MAX - 255, 0, 0}, /* overflow */
+        {PS_ROLE_FFN_DOWN, 2, 0, 1, 0, 0, 0, 0},                  /* no such layer */
+        {PS_ROLE_FFN_DOWN_EXPS, 0, 0, 1, 0, 0, 0, 0},             /* no such weight */
+        {PS_ROLE_OUTPUT, 1, 0, 1, 0, 0, 0, 0},                    /* of no layer */
         {PS_ROLE_NONE, 0, 0, 1, 0, 0, 0, 0},
     };
     bytes_are(&shape, q4_0, sizeof q4_0 / sizeof q4_0[0]);
-    shape.type = PS_DTYPE_Q6_K; /* 210 bytes a block of 256: rows at multiples of 16 bytes every 2048 columns */
+    shape.type =
+        PS_DTYPE_Q6_K; /* 210 bytes a block of 256: rows at multiples of 16 bytes every 2048 columns */
     const bytes_case q6_k[] = {
         {PS_ROLE_FFN_DOWN, 0, 0, 3, 0, 0, 3 * 1680, 1680},
         {PS_ROLE_FFN_DOWN, 0, 0, 3, 0, 256, 0, 0},

@@ -98,9 +98,9 @@ def bits(run, model, ids, n, label):
                         continue
                     raise
                 seen.setdefault(hashlib.sha256(data).hexdigest(), []).append(f"{family} {b >> 20} MiB")
-        first = [hashlib.sha256(run.logits(model, "direct", f"{budgets[0] >> 20}MiB", ids, n, chunk)).hexdigest() for _ in range(10)]
+        first = [hashlib.sha256(run.logits(model, "direct", f"{budgets[0] >> 20}MiB", ids, n, chunk)).hexdigest() for _ in range(run.o.runs)]
         run.note(len(seen) == 1 and len(set(first)) == 1, f"bits, {label}, steps of {chunk}", placements=sum(map(len, seen.values())),
-                 different=len(seen), runs=10, different_runs=len(set(first)))
+                 different=len(seen), runs=run.o.runs, different_runs=len(set(first)))
 
 
 def tiny(run, preset):
@@ -158,17 +158,25 @@ def main():
     a.add_argument("--work", required=True)
     a.add_argument("--models")
     a.add_argument("--device", default="cuda")
+    a.add_argument("--parts", default="tiny,bits,real")
+    a.add_argument("--runs", type=int, default=10, help="of one placement, for bits")
     a.add_argument("--json")
     run = Run(a.parse_args())
     os.makedirs(run.o.work, exist_ok=True)
+    parts = run.o.parts.split(",")
     for preset in ("tiny-llama", "tiny-qwen3moe"):
-        tiny(run, preset)
-    bits(run, run.path("tiny-qwen3moe.gguf"), run.path("tiny.ids"), 48, "tiny-qwen3moe")
+        if "tiny" in parts:
+            tiny(run, preset)
+    if "tiny" in parts and "bits" in parts:
+        bits(run, run.path("tiny-qwen3moe.gguf"), run.path("tiny.ids"), 48, "tiny-qwen3moe")
     for name, file in REAL.items():
         path = os.path.join(run.o.models or "", file)
+        if "real" not in parts:
+            continue
         if run.o.models and os.path.exists(path):
             real(run, name, path)
-            bits(run, path, run.path(name + ".ids"), 128, name)
+            if "bits" in parts:
+                bits(run, path, run.path(name + ".ids"), 128, name)
         else:
             print(f"not run: {name} is not in {run.o.models}", flush=True)
     if run.o.json:

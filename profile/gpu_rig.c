@@ -61,8 +61,12 @@ struct ps_gpu_rig {
     uint8_t *d_area[PS_OPERAND_AREAS];
     uint8_t *d_spans;
     ps_seq_span *spans; /* [MAX_CALLS] as on the device */
-    uint64_t mirrored;  /* version of the weights that are in VRAM; 0: none */
-    uint8_t *locked;    /* weights that are page-locked */
+    struct {
+        uint64_t version, bytes; /* 0: nothing */
+        const uint8_t *at;
+    } mirrored[PS_OPERAND_AREAS]; /* weights and KV that are in VRAM */
+    uint8_t *locked;              /* other memory that is page-locked for a task */
+    uint8_t *weights, *d_weights; /* weights that are page-locked, until they move */
     uint32_t n_calls;
     ps_device_graph *graph;
     int emulated_status; /* of kernels on the emulated device */
@@ -101,6 +105,13 @@ static ps_status launch(ps_gpu_rig *r, const ps_kernel *kernel, const ps_kargs *
 #endif
 }
 
+/* Bytes or calls of a sample: the emulated device's speeds mean nothing, so a sixteenth of them will do there. */
+static uint64_t enough(const ps_gpu_rig *r, uint64_t n) {
+    if (!ps_device_get_info(r->device)->emulated)
+        return n;
+    return n / 16 ? n / 16 : 1;
+}
+
 static void *moved(const ps_gpu_rig *r, const void *p) {
     for (int i = 0; i < PS_OPERAND_AREAS; i++)
         if (p != NULL && (const uint8_t *)p >= r->area[i].data &&
@@ -126,43 +137,76 @@ static void device_args(const ps_gpu_rig *r, uint32_t i, ps_kargs *a) {
         a->spans = (const ps_seq_span *)(const void *)(r->d_spans + i % MAX_CALLS * sizeof(ps_seq_span));
 }
 
-/* Put the operands' areas where the kernel looks for them. */
+static void forget_mirrored(ps_gpu_rig *r) {
+    memset(r->mirrored, 0, sizeof r->mirrored);
+}
+
+static void weights_moving(void *rig, uint8_t *data) {
+    ps_gpu_rig *r = rig;
+    if (r->weights != data)
+        return;
+    ps_device_host_unregister(r->device, data);
+    r->weights = NULL;
+}
+
+static ps_status lock_weights(ps_gpu_rig *r, const ps_operand_area *x, ps_error *err) {
+    if (r->weights == x->data)
+        return PS_OK;
+    ps_status status =
+        ps_device_host_register(r->device, x->data, (x->bytes + 4095) & ~(uint64_t)4095, &r->d_weights, err);
+    if (status == PS_OK)
+        r->weights = x->data;
+    return status;
+}
+
+/* Copy what a kernel reads of area i to where it is on the device: of weights and KV only what is not there. */
+static ps_status mirror_area(ps_gpu_rig *r, int i, ps_error *err) {
+    const ps_operand_area *x = &r->area[i];
+    uint64_t done = 0;
+    if (i == PS_OPERAND_WEIGHTS || i == PS_OPERAND_KV) {
+        if (r->mirrored[i].version == x->version && r->mirrored[i].at == r->d_area[i])
+            done = r->mirrored[i].bytes;
+        else
+            r->mirrored[i].bytes = 0;
+    }
+    if (done >= x->inputs)
+        return PS_OK;
+    ps_status status = ps_device_copy(r->device, PS_STREAM_COMPUTE, r->d_area[i] + done, 0, x->data + done, 0,
+                                      x->inputs - done, 1, err);
+    r->mirrored[i].version = status == PS_OK ? x->version : 0;
+    r->mirrored[i].bytes = x->inputs;
+    r->mirrored[i].at = r->d_area[i];
+    return status;
+}
+
+/* Put the operands' areas where the kernel looks for them. What is kept from task to task comes first, with room to grow. */
 static ps_status mirror(ps_gpu_rig *r, const ps_kernel *kernel, bool direct, ps_error *err) {
+    static const int order[PS_OPERAND_AREAS] = {PS_OPERAND_WEIGHTS, PS_OPERAND_KV, PS_OPERAND_ACTS,
+                                                PS_OPERAND_MISC, PS_OPERAND_SCRATCH};
     uint64_t at = 0;
     uint8_t *base = ps_vram_base(r->vram);
     ps_status status = PS_OK;
     ps_operands_areas(r->operands, r->area);
     r->d_spans = base;
     at = (MAX_CALLS * sizeof(ps_seq_span) + 255) & ~(uint64_t)255;
-    for (int i = 0; i < PS_OPERAND_AREAS && status == PS_OK; i++) {
-        const ps_operand_area *x = &r->area[i];
-        if (i == PS_OPERAND_WEIGHTS && direct) {
-            status = ps_device_host_register(r->device, x->data, (x->bytes + 4095) & ~(uint64_t)4095,
-                                             &r->d_area[i], err);
-            r->locked = status == PS_OK ? x->data : NULL;
-            r->mirrored = 0; /* the other areas take their place */
-            continue;
-        }
-        r->d_area[i] = base + at;
-        at += (x->bytes + 255) & ~(uint64_t)255;
+    for (int k = 0; k < PS_OPERAND_AREAS; k++) {
+        const ps_operand_area *x = &r->area[order[k]];
+        r->d_area[order[k]] = base + at;
+        at += ((k < 2 ? x->room : x->bytes) + 255) & ~(uint64_t)255;
     }
     uint64_t need = (at + PS_VRAM_HANDLE - 1) / PS_VRAM_HANDLE * PS_VRAM_HANDLE;
-    if (status == PS_OK && need > vram_bytes)
-        status = ps_error_set(err, PS_E_NOMEM, kernel->spec.name, "operands of %llu bytes",
-                              (unsigned long long)need);
-    if (status == PS_OK && need > ps_vram_mapped(r->vram)) {
+    if (need > vram_bytes)
+        return ps_error_set(err, PS_E_NOMEM, kernel->spec.name, "operands of %llu bytes",
+                            (unsigned long long)need);
+    if (need > ps_vram_mapped(r->vram))
         status = ps_vram_resize(r->vram, need, err);
-        r->mirrored = 0;
-    }
     for (int i = 0; i < PS_OPERAND_AREAS && status == PS_OK; i++) {
-        const ps_operand_area *x = &r->area[i];
-        if (x->bytes == 0 || i == PS_OPERAND_SCRATCH || (i == PS_OPERAND_WEIGHTS && direct))
+        if (i != PS_OPERAND_WEIGHTS || !direct) {
+            status = mirror_area(r, i, err);
             continue;
-        if (i == PS_OPERAND_WEIGHTS && r->mirrored == x->version)
-            continue;
-        status = ps_device_copy(r->device, PS_STREAM_COMPUTE, r->d_area[i], 0, x->data, 0, x->bytes, 1, err);
-        if (i == PS_OPERAND_WEIGHTS)
-            r->mirrored = x->version;
+        }
+        status = lock_weights(r, &r->area[i], err);
+        r->d_area[i] = r->d_weights;
     }
     for (uint32_t i = 0; i < MAX_CALLS && status == PS_OK; i++) {
         ps_kargs a;
@@ -222,6 +266,7 @@ static uint32_t choose_calls(const ps_gpu_rig *r) {
     uint64_t most = r->task->cost_s > 0 ? (uint64_t)(5e-3 / r->task->cost_s) : MAX_CALLS;
     n = n < 8 ? 8 : n;
     n = n < most ? n : most;
+    n = enough(r, n);
     return n < 2 ? 2 : n > MAX_CALLS ? MAX_CALLS : (uint32_t)n;
 }
 
@@ -338,7 +383,7 @@ static ps_status enqueue_staged(ps_gpu_rig *r, uint64_t bytes, uint64_t total, p
 
 static ps_status sample_copy(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
     const ps_task *t = r->task;
-    uint64_t n = bus_bytes / t->bytes < 256 ? bus_bytes / t->bytes : 256, total = n * t->bytes;
+    uint64_t n = bus_bytes / t->bytes < 256 ? bus_bytes / t->bytes : 256, total = enough(r, n) * t->bytes;
     double s = 0;
     ps_status status = start_time(r, err);
     if (status != PS_OK)
@@ -371,7 +416,7 @@ static ps_status sleep_until(ps_gpu_rig *r, uint32_t event, ps_error *err) {
 static ps_status sample_together(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
     const bool direct = r->task->bus == PS_BUS_DIRECT;
     double s = 0;
-    uint64_t total = direct ? r->n_calls * piece_bytes : window_bytes;
+    uint64_t total = direct ? r->n_calls * piece_bytes : enough(r, window_bytes / piece_bytes) * piece_bytes;
     ps_status status = start_time(r, err);
     if (status == PS_OK)
         status = direct ? enqueue_calls(r, r->n_calls, err)
@@ -424,7 +469,8 @@ static ps_status prepare_direct(ps_gpu_rig *r, uint64_t bytes, ps_error *err) {
     if (status == PS_OK)
         status = mirror(r, k, true, err);
     uint64_t n = bus_bytes / bytes;
-    r->n_calls = n < 4 ? 4 : n > MAX_CALLS ? MAX_CALLS : (uint32_t)n;
+    n = n < 4 ? 4 : n > MAX_CALLS ? MAX_CALLS : n;
+    r->n_calls = (uint32_t)enough(r, n);
     return status;
 }
 
@@ -546,7 +592,7 @@ static ps_status sample_map(ps_gpu_rig *r, bool unmap, ps_rig_sample *out, ps_er
 }
 
 static ps_status sample_hbm(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
-    const uint64_t half = window_bytes;
+    const uint64_t half = enough(r, window_bytes);
     uint8_t *x = ps_vram_base(r->vram);
     double s = 0;
     ps_status status = start_time(r, err);
@@ -595,7 +641,7 @@ static ps_status gpu_prepare(void *rig, const ps_task *task, ps_error *err) {
     case PS_MEASURE_GRAPH_LAUNCH:
         return capture_small(r, N_NODES, err);
     case PS_MEASURE_HBM:
-        r->mirrored = 0;
+        forget_mirrored(r);
         return PS_OK;
     default:
         return PS_OK;
@@ -652,7 +698,7 @@ static void gpu_finish(void *rig) {
     ps_device_host_unregister(r->device, r->locked);
     r->locked = NULL;
     if (r->task->measure == PS_MEASURE_COPY || r->task->measure == PS_MEASURE_TOGETHER)
-        r->mirrored = 0; /* copies went over it */
+        forget_mirrored(r); /* copies went over it */
 }
 
 static void gpu_describe(void *rig, ps_profile_topology *out, uint8_t machine_hash[PS_HASH_BYTES]) {
@@ -742,6 +788,8 @@ ps_status ps_gpu_rig_new(const ps_gpu_config *c, ps_gpu_rig **out, ps_error *err
         cold = MIB; /* there is no cache to be cold */
     if (status == PS_OK)
         status = ps_operands_new(cold, c->model, &r->operands, err);
+    if (status == PS_OK)
+        ps_operands_watch(r->operands, weights_moving, r);
     void *pinned = NULL;
     if (status == PS_OK)
         status = ps_device_host_alloc(r->device, bus_bytes, &pinned, &r->d_pinned, err);
@@ -781,6 +829,8 @@ void ps_gpu_rig_free(ps_gpu_rig *r) {
         return;
     ps_streams_stop(r->streams);
     ps_device_graph_free(r->device, r->graph);
+    if (r->weights != NULL)
+        weights_moving(r, r->weights);
     ps_device_host_unregister(r->device, r->locked);
     ps_vram_free(r->vram);
     ps_vram_free(r->spare);

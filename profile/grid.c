@@ -96,10 +96,11 @@ typedef struct shape {
 } shape;
 
 /* Shapes per operation: `quick` of them are in the quick grid, the first one also serves thread scaling. */
+enum { MOST_SHAPES_BESIDE_GPU = 8 }; /* where the GPU's kernels need room in the profile too */
 static const shape matmul_shapes[] = {
-    {2048, 2048, 0, 0}, {512, 512, 0, 0},   {4096, 512, 0, 0},   {512, 2048, 0, 0},
-    {256, 512, 0, 0},   {256, 2048, 0, 0},  {256, 8192, 0, 0},   {2048, 512, 0, 0},
-    {2048, 8192, 0, 0}, {16384, 512, 0, 0}, {16384, 2048, 0, 0}, {16384, 8192, 0, 0},
+    {2048, 2048, 0, 0}, {512, 512, 0, 0},    {4096, 512, 0, 0},   {512, 2048, 0, 0},
+    {256, 2048, 0, 0},  {256, 8192, 0, 0},   {2048, 512, 0, 0},   {2048, 8192, 0, 0},
+    {256, 512, 0, 0},   {16384, 2048, 0, 0}, {16384, 8192, 0, 0}, {16384, 512, 0, 0},
 };
 static const shape attention_shapes[] = {
     {32, 128, 8, 0}, {8, 64, 2, 0},  {32, 64, 8, 0},  {8, 128, 2, 0},
@@ -173,8 +174,11 @@ static void add_kernel(ps_grid *g, const ps_kernel_spec *k) {
             continue;
         uint32_t tokens[PS_GRID_TOKENS], threads[PS_GRID_THREADS];
         const uint32_t n_tokens = tokens_of(k, op_shapes[o].tokens, c->quick, tokens);
-        const uint32_t n_threads = ps_grid_threads(c->n_threads, c->quick || c->n_threads > 16, threads);
-        const uint32_t n = c->quick ? op_shapes[o].n_quick : op_shapes[o].n;
+        const uint32_t n_threads =
+            ps_grid_threads(c->n_threads, c->quick || c->n_threads > (c->gpu ? 8 : 16), threads);
+        uint32_t n = c->quick ? op_shapes[o].n_quick : op_shapes[o].n;
+        if (c->gpu && n > MOST_SHAPES_BESIDE_GPU)
+            n = MOST_SHAPES_BESIDE_GPU;
         for (uint32_t t = 0; t < n_tokens; t++) {
             for (uint32_t s = 0; s < n; s++)
                 add_shape(g, k, &op_shapes[o].shapes[s], tokens[t], c->n_threads, PS_BESIDE_IDLE, s == 0);

@@ -76,38 +76,58 @@ static bool reads_direct(const ps_kernel_spec *k, uint32_t tokens) {
     return (tokens == 1 || tokens == 8) && (k->op == PS_OP_MATMUL || k->op == PS_OP_MOE_DISPATCH);
 }
 
-static void add_at(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p, uint64_t n_ctx, bool essential) {
-    if (k->op == PS_OP_ATTENTION) {
-        add_attention(g, k, p, n_ctx, essential);
-        return;
-    }
-    add_gpu_point(g, k, p, essential);
-    if (!reads_direct(k, p.n_tokens))
-        return;
-    p.beside = PS_BESIDE_DIRECT;
-    add_gpu_point(g, k, p, essential);
-}
-
 static bool uses_blas(const ps_kernel_spec *k) {
     return k->id >= 2400 && k->id < 2500; /* the family of cuda_kernels.h */
 }
 
-static const uint32_t step_tokens[] = {1, 4, 8, 16, 128, 512, 2048};
-static const uint32_t step_tokens_model[] = {1, 2, 4, 8, 16, 64, 256, 1024, 2048};
-static const uint32_t step_tokens_quick[] = {1, 8, 16, 256, 2048};
+/* Token counts, where a kernel is meant for them; 0 ends. */
+static const uint32_t product_tokens[] = {1, 4, 8, 16, 128, 512, 2048, 0};
+static const uint32_t rare_tokens[] = {1, 8, 16, 512, 2048, 0};
+static const uint32_t attention_tokens[] = {1, 8, 16, 128, 512, 2048, 0};
+static const uint32_t row_tokens[] = {1, 16, 256, 2048, 0};
+static const uint32_t end_tokens[] = {1, 8, 0};
+static const uint32_t model_tokens[] = {1, 2, 4, 8, 16, 64, 256, 1024, 2048, 0};
+static const uint32_t quick_tokens[] = {1, 8, 256, 2048, 0};
+static const uint32_t quick_row_tokens[] = {1, 2048, 0};
 
-/* At the token counts that the kernel is meant for. */
-static void add_tokens(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p, uint64_t n_ctx, bool output) {
-    const bool quick = g->config->quick;
-    const uint32_t *tokens = quick ? step_tokens_quick : g->config->model ? step_tokens_model : step_tokens;
-    const uint32_t n = quick              ? sizeof step_tokens_quick / 4
-                       : g->config->model ? sizeof step_tokens_model / 4
-                                          : sizeof step_tokens / 4;
-    for (uint32_t t = 0; t < n; t++) {
-        if (tokens[t] < k->min_tokens || tokens[t] > k->max_tokens || (output && tokens[t] > 8))
+/* Types that few models' large matrices have, and attention whose results go where few programs want them. */
+static bool is_rare(const ps_kernel_spec *k) {
+    if (k->op == PS_OP_ATTENTION)
+        return k->min_tokens > 1 && k->out_fmt != PS_FMT_F16S;
+    return (k->op == PS_OP_MATMUL || k->op == PS_OP_MOE_DISPATCH) &&
+           (k->wtype == PS_DTYPE_F32 || k->wtype == PS_DTYPE_Q4_1 || k->wtype == PS_DTYPE_Q5_0 ||
+            k->wtype == PS_DTYPE_Q5_1);
+}
+
+static const uint32_t *tokens_for(const ps_grid *g, const ps_kernel_spec *k) {
+    const bool row = k->op != PS_OP_MATMUL && k->op != PS_OP_MOE_DISPATCH && k->op != PS_OP_ATTENTION;
+    if (g->config->quick)
+        return row ? quick_row_tokens : quick_tokens;
+    if (g->config->model)
+        return model_tokens;
+    if (row)
+        return row_tokens;
+    return is_rare(k) ? rare_tokens : k->op == PS_OP_ATTENTION ? attention_tokens : product_tokens;
+}
+
+/* At the token counts that the kernel is meant for, as far as shape number `index` is wanted there; output: of rows whose
+ * logits are wanted. */
+static void add_tokens(ps_grid *g, const ps_kernel_spec *k, ps_profile_point p, uint64_t n_ctx, bool output,
+                       uint32_t index, uint32_t most, uint32_t most_many, uint32_t most_direct) {
+    for (const uint32_t *t = output ? end_tokens : tokens_for(g, k); *t; t++) {
+        const bool essential = index == 0 && (*t == 1 || *t == 2048 || g->config->quick);
+        if (*t < k->min_tokens || *t > k->max_tokens || index >= (*t > 8 ? most_many : most))
             continue;
-        p.n_tokens = tokens[t];
-        add_at(g, k, p, n_ctx, tokens[t] == 1 || tokens[t] == 2048 || (quick && tokens[t] == 256));
+        p.n_tokens = *t;
+        p.beside = PS_BESIDE_IDLE;
+        if (k->op == PS_OP_ATTENTION) {
+            add_attention(g, k, p, n_ctx, essential);
+            continue;
+        }
+        add_gpu_point(g, k, p, essential);
+        p.beside = PS_BESIDE_DIRECT;
+        if (reads_direct(k, *t) && index < most_direct)
+            add_gpu_point(g, k, p, essential);
     }
 }
 
@@ -123,7 +143,7 @@ static void add_model(ps_grid *g) {
                 if (k->op == op->op && k->device == PS_DEV_CUDA && k->wtype == type &&
                     (c->blas || !uses_blas(k)))
                     add_tokens(g, k, ps_grid_shape_of(m, m->shards[s].layer, op), m->n_ctx_train,
-                               ps_grid_is_output(op->dst));
+                               ps_grid_is_output(op->dst), 0, 1, 1, 1);
             }
         }
         if (g->n > 100000)
@@ -145,26 +165,32 @@ static void add_any(ps_grid *g) {
                                            {.rows = 1536, .cols = 4096, .heads_kv = 8, .kv_len = 2}},
                                   route[] = {{.cols = 128, .heads_kv = 128, .kv_len = 8},
                                              {.cols = 8, .heads_kv = 8, .kv_len = 2}},
-                                  row[] = {{.cols = 4096}, {.cols = 1024}, {.cols = 14336}};
+                                  row[] = {{.cols = 4096}, {.cols = 14336}};
 #define LIST(a) a, sizeof a / sizeof a[0]
+    /* How many of the shapes: of few tokens, of many, read direct; of rare kernels; quick. */
     static const struct {
         ps_op op;
         const ps_profile_point *shapes;
-        uint32_t n;
-    } ops[] = {{PS_OP_MATMUL, LIST(matmul)},    {PS_OP_ATTENTION, LIST(attention)},
-               {PS_OP_MOE_DISPATCH, LIST(moe)}, {PS_OP_MOE_ROUTE, LIST(route)},
-               {PS_OP_RMSNORM, LIST(row)},      {PS_OP_ROPE, LIST(row)},
-               {PS_OP_KV_STORE, LIST(row)},     {PS_OP_GLU, LIST(row)},
-               {PS_OP_ADD, LIST(row)},          {PS_OP_CONVERT, LIST(row)},
-               {PS_OP_GATHER, LIST(row)}};
+        uint32_t n, n_many, n_direct, n_rare, n_quick;
+    } ops[] = {{PS_OP_MATMUL, LIST(matmul), 3, 2, 2, 2},    {PS_OP_ATTENTION, LIST(attention), 3, 0, 1, 2},
+               {PS_OP_MOE_DISPATCH, LIST(moe), 2, 1, 1, 1}, {PS_OP_MOE_ROUTE, LIST(route), 2, 0, 2, 1},
+               {PS_OP_RMSNORM, LIST(row), 2, 0, 2, 2},      {PS_OP_ROPE, LIST(row), 2, 0, 2, 2},
+               {PS_OP_KV_STORE, LIST(row), 2, 0, 2, 2},     {PS_OP_GLU, LIST(row), 2, 0, 2, 2},
+               {PS_OP_ADD, LIST(row), 2, 0, 2, 2},          {PS_OP_CONVERT, LIST(row), 2, 0, 2, 2},
+               {PS_OP_GATHER, LIST(row), 2, 0, 2, 2}};
     const ps_grid_config *c = g->config;
     for (uint32_t i = 0; i < c->n_kernels; i++)
         for (size_t o = 0; o < sizeof ops / sizeof ops[0]; o++) {
             const ps_kernel_spec *k = &c->kernels[i];
             if (k->op != ops[o].op || k->device != PS_DEV_CUDA || (!c->blas && uses_blas(k)))
                 continue;
-            for (uint32_t s = 0; s < (c->quick ? 2 : ops[o].n) && s < ops[o].n; s++)
-                add_tokens(g, k, ops[o].shapes[s], 0, k->op == PS_OP_GATHER);
+            const uint32_t limit = c->quick ? ops[o].n_quick : is_rare(k) ? ops[o].n_rare : ops[o].n;
+            const uint32_t many = ops[o].n_many < limit ? ops[o].n_many : limit;
+            const uint32_t direct = c->quick || is_rare(k) ? ops[o].n_direct > 0 : ops[o].n_direct;
+            /* 128 experts of unquantised weights are more than models have, and more than it is worth to make. */
+            const uint32_t skip = k->op == PS_OP_MOE_DISPATCH && ps_dtype_find(k->wtype)->block_elems == 1;
+            for (uint32_t s = skip; s < ops[o].n; s++)
+                add_tokens(g, k, ops[o].shapes[s], 0, k->op == PS_OP_GATHER, s - skip, limit, many, direct);
         }
 }
 

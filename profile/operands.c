@@ -23,7 +23,11 @@ static const uint64_t dst_cold_bytes =
 static const uint64_t kv_cold_bytes = 256u << 20; /* KV of all sets together */
 static const uint64_t unique_weight_bytes = 1u << 20;
 
-typedef ps_operand_area area; /* memory that only grows */
+/* Memory that only grows. */
+typedef struct area {
+    uint8_t *data;
+    uint64_t bytes;
+} area;
 
 struct ps_operands {
     uint64_t cold_bytes;
@@ -35,6 +39,9 @@ struct ps_operands {
     area weights, acts, kv, misc, scratch;
     ps_dtype weights_type; /* what `weights` is filled with */
     uint64_t n_fills;
+    uint64_t kv_filled, n_kv_fills; /* bytes of `kv` that hold random numbers; times that this began anew */
+    void (*moving)(void *ctx, uint8_t *data);
+    void *moving_ctx;
     ps_kargs args; /* of call 0 */
     uint64_t weight_stride, n_weights;
     uint64_t weight_offset[PS_OP_MAX_WEIGHTS]; /* of each operand in a copy */
@@ -86,6 +93,16 @@ static ps_status area_need(area *a, uint64_t bytes, ps_error *err) {
     return PS_OK;
 }
 
+static void weights_move(ps_operands *o) {
+    if (o->moving && o->weights.data)
+        o->moving(o->moving_ctx, o->weights.data);
+}
+
+void ps_operands_watch(ps_operands *o, void (*moving)(void *ctx, uint8_t *data), void *ctx) {
+    o->moving = moving;
+    o->moving_ctx = ctx;
+}
+
 ps_status ps_operands_new(uint64_t cold_bytes, const ps_model *model, ps_operands **out, ps_error *err) {
     ps_operands *o = calloc(1, sizeof *o);
     *out = o;
@@ -112,6 +129,7 @@ void ps_operands_free(ps_operands *o) {
     if (!o)
         return;
     free_samplers(o);
+    weights_move(o);
     area_free(&o->weights);
     area_free(&o->acts);
     area_free(&o->kv);
@@ -351,8 +369,10 @@ static ps_status set_weights(ps_operands *o, const ps_kernel_spec *k, layout *l,
     if (total == 0)
         return PS_OK;
     const uint64_t bytes = total > o->cold_bytes ? total : o->cold_bytes;
-    if (o->weights.bytes < bytes)
+    if (o->weights.bytes < bytes) {
         o->weights_type = PS_DTYPE_NONE;
+        weights_move(o);
+    }
     ps_status st = area_need(&o->weights, bytes, err);
     if (st == PS_OK)
         st = fill_weights(o, k->wtype, err);
@@ -438,16 +458,20 @@ static ps_status set_kv(ps_operands *o, const ps_kernel_spec *k, const ps_profil
     o->kv_v_offset = plane;
     o->kv_rows = (uint32_t)rows;
     o->pos0 = (uint32_t)(rows - p->n_tokens);
-    ps_status st = area_need(&o->kv, o->kv_stride * o->n_kvs, err);
+    const uint64_t bytes = o->kv_stride * o->n_kvs;
+    if (o->kv.bytes < bytes)
+        o->kv_filled = 0;
+    ps_status st = area_need(&o->kv, bytes, err);
     if (st != PS_OK)
         return st;
+    /* Any cache will do, whatever its shape was: only what was never used is filled. */
+    o->n_kv_fills += o->kv_filled == 0;
     uint16_t table[NORMALS];
     for (uint32_t i = 0; i < NORMALS; i++)
         table[i] = ps_f32_to_f16(o->normals[i]);
-    const uint64_t n = o->kv_stride * o->n_kvs / 2;
-    uint16_t *to = (uint16_t *)(void *)o->kv.data;
-    for (uint64_t i = 0; i < n; i += NORMALS)
-        memcpy(to + i, table, (n - i < NORMALS ? n - i : NORMALS) * 2);
+    for (uint64_t at = o->kv_filled; at < bytes; at += sizeof table)
+        memcpy(o->kv.data + at, table, bytes - at < sizeof table ? bytes - at : sizeof table);
+    o->kv_filled = bytes > o->kv_filled ? bytes : o->kv_filled;
     return PS_OK;
 }
 
@@ -535,12 +559,18 @@ ps_status ps_operands_set(ps_operands *o, const ps_kernel *kernel, const ps_prof
 }
 
 void ps_operands_areas(const ps_operands *o, ps_operand_area out[PS_OPERAND_AREAS]) {
-    out[PS_OPERAND_WEIGHTS] = o->weights;
+    const area *areas[PS_OPERAND_AREAS] = {&o->weights, &o->acts, &o->kv, &o->misc, &o->scratch};
+    for (int i = 0; i < PS_OPERAND_AREAS; i++)
+        out[i] = (ps_operand_area){.data = areas[i]->data,
+                                   .bytes = areas[i]->bytes,
+                                   .inputs = areas[i]->bytes,
+                                   .room = areas[i]->bytes};
     out[PS_OPERAND_WEIGHTS].version = o->n_fills;
-    out[PS_OPERAND_ACTS] = o->acts;
-    out[PS_OPERAND_KV] = o->kv;
-    out[PS_OPERAND_MISC] = o->misc;
-    out[PS_OPERAND_SCRATCH] = o->scratch;
+    out[PS_OPERAND_ACTS].inputs = o->src_stride * o->n_srcs;
+    out[PS_OPERAND_ACTS].bytes = o->src_stride * o->n_srcs + o->dst_stride * o->n_dsts;
+    out[PS_OPERAND_KV].inputs = out[PS_OPERAND_KV].bytes = o->kv_stride * o->n_kvs;
+    out[PS_OPERAND_KV].version = o->n_kv_fills;
+    out[PS_OPERAND_SCRATCH].inputs = 0;
 }
 
 void ps_operands_args(const ps_operands *o, uint64_t i, ps_kargs *a, ps_seq_span *span) {
@@ -647,6 +677,8 @@ ps_status ps_operands_verify(ps_operands *o, const ps_kernel *kernel, uint32_t n
         st = ps_ref_run(k->op, &a, err);
         off = difference(&got, &a.dst, p.n_tokens);
     }
+    if (o->kv_stride)
+        o->kv_filled = 0; /* it holds what was stored */
     free(copy);
     if (st == PS_OK && !(off <= (double)kernel->tolerance))
         st = ps_error_set(err, PS_E_INTERNAL, k->name,

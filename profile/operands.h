@@ -25,7 +25,8 @@ ps_status ps_operands_set(ps_operands *o, const ps_kernel *kernel, const ps_prof
                           ps_error *err);
 
 /* The stretches of memory that the arguments point into (those of the sequence too), for a device that has copies of them:
- * weights, activations, KV, token ids and the like, scratch. data may be NULL and bytes 0. Valid until the next set. */
+ * weights, activations, KV, token ids and the like, scratch. data may be NULL and bytes 0. Valid until the next set; weights
+ * stay where they are until `moving` (ps_operands_watch) says otherwise. */
 enum {
     PS_OPERAND_WEIGHTS,
     PS_OPERAND_ACTS,
@@ -36,10 +37,14 @@ enum {
 };
 typedef struct ps_operand_area {
     uint8_t *data;
-    uint64_t bytes;
-    uint64_t version; /* WEIGHTS: another one where the content is another */
+    uint64_t bytes;   /* that this point uses; weights: all there are */
+    uint64_t inputs;  /* of these, from the first: what has content that a kernel reads */
+    uint64_t room;    /* bytes that there are */
+    uint64_t version; /* WEIGHTS and KV: another one where content that was there before is another */
 } ps_operand_area;
 void ps_operands_areas(const ps_operands *o, ps_operand_area out[PS_OPERAND_AREAS]);
+/* moving(ctx, data): called before the weights' memory is given back, by whatever call does that. One watcher. */
+void ps_operands_watch(ps_operands *o, void (*moving)(void *ctx, uint8_t *data), void *ctx);
 
 /* Arguments of call number `i`. span: room for the sequence of that call, as long as *a is used. Any thread. */
 void ps_operands_args(const ps_operands *o, uint64_t i, ps_kargs *a, ps_seq_span *span);

@@ -53,10 +53,10 @@ static int by_order(const void *a, const void *b) {
         return x->task->measure > y->task->measure ? -1 : 1;
     if (x->task->essential != y->task->essential)
         return x->task->essential ? -1 : 1;
+    if (x->wtype != y->wtype) /* operands are made anew for each type */
+        return x->wtype < y->wtype ? -1 : 1;
     if (x->cost_class != y->cost_class)
         return x->cost_class < y->cost_class ? -1 : 1;
-    if (x->wtype != y->wtype)
-        return x->wtype < y->wtype ? -1 : 1;
     if (x->kernel != y->kernel)
         return x->kernel < y->kernel ? -1 : 1;
     if (x->task->cost_s != y->task->cost_s)
@@ -231,10 +231,10 @@ static ps_stat *slot_of(ps_profile *p, const ps_task *t, bool add) {
     }
 }
 
-/* Six digits are more than any measurement has, and keep a profile of 1,700 points small. */
+/* Five digits are more than any measurement has, and keep a profile of 2,500 points small. */
 static double stored(double v) {
     char text[32];
-    snprintf(text, sizeof text, "%.6g", v);
+    snprintf(text, sizeof text, "%.5g", v);
     return strtod(text, NULL);
 }
 

@@ -1,4 +1,5 @@
 /* pstune show: a profile as tables or JSON. */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,46 @@ static const char *const stop_names[] = {
 #undef STOP_NAME
 };
 
+static const char *const bus_names[] = {
+#define BUS_NAME(name, text) text,
+    PS_BUS_LIST(BUS_NAME)
+#undef BUS_NAME
+};
+static const char *const kind_names[] = {
+#define KIND_NAME(name, text) text,
+    PS_HOST_KIND_LIST(KIND_NAME)
+#undef KIND_NAME
+};
+
+/* Quantities of a GPU that stand alone. */
+typedef enum gpu_unit { SECONDS, BYTES_PER_S, FLOPS } gpu_unit;
+static const struct {
+    const char *key, *label;
+    size_t at;
+    gpu_unit unit;
+} gpu_stats[] = {
+#define GPU_STAT(member, label, unit)                                                                        \
+    { #member, label, offsetof(ps_profile_gpu, member), unit }
+    GPU_STAT(hbm_read_bytes_per_s, "memory", BYTES_PER_S),
+    GPU_STAT(matmul_flops_per_s, "products, best", FLOPS),
+    GPU_STAT(attention_flops_per_s, "attention, best", FLOPS),
+    GPU_STAT(launch_s, "launch of a kernel", SECONDS),
+    GPU_STAT(graph_node_s, "kernel in a graph", SECONDS),
+    GPU_STAT(graph_launch_s, "launch of a graph", SECONDS),
+    GPU_STAT(event_wait_s, "wait for an event", SECONDS),
+    GPU_STAT(to_cpu_s, "hand-over to the CPU", SECONDS),
+    GPU_STAT(to_gpu_s, "hand-over to the GPU", SECONDS),
+    GPU_STAT(lock_bytes_per_s, "page-locking", BYTES_PER_S),
+    GPU_STAT(map_s, "mapping 16 MiB", SECONDS),
+    GPU_STAT(unmap_s, "releasing 16 MiB", SECONDS),
+#undef GPU_STAT
+};
+enum { N_GPU_STATS = sizeof gpu_stats / sizeof gpu_stats[0] };
+
+static const ps_stat *gpu_stat(const ps_profile_gpu *g, int i) {
+    return (const ps_stat *)(const void *)((const char *)g + gpu_stats[i].at);
+}
+
 static double spread_frac(const ps_stat *s) {
     return s->median > 0 ? (s->q3 - s->q1) / (2 * s->median) : 0;
 }
@@ -74,6 +115,50 @@ static void print_point(const ps_kernel_spec *k, const ps_profile_point *p) {
 
 static const char *plural_of(uint32_t n) {
     return n == 1 ? "" : "s";
+}
+
+static const char *size_text(uint64_t bytes, char buf[24]) {
+    if (bytes >= 1 << 20)
+        snprintf(buf, 24, "%llu MiB", (unsigned long long)(bytes >> 20));
+    else
+        snprintf(buf, 24, "%llu KiB", (unsigned long long)(bytes >> 10));
+    return buf;
+}
+
+static void print_gpu(const ps_profile_gpu *g) {
+    char t[24];
+    if (!g->name[0])
+        return;
+    printf("GPU       %s, compute capability %u.%u, %u multiprocessors, %.1f GiB, L2 %.1f MiB\n", g->name,
+           g->cc_major, g->cc_minor, g->n_multiprocessors, (double)g->vram_bytes / (1 << 30),
+           (double)g->l2_bytes / (1 << 20));
+    printf("          ");
+    if (g->driver[0])
+        printf("driver %s, ", g->driver);
+    if (g->pcie_gen)
+        printf("PCIe %u x%u, ", g->pcie_gen, g->pcie_width);
+    printf("%.1f MiB taken before any weight (meter: %s)\n", (double)g->base_bytes / (1 << 20), g->meter);
+    for (int i = 0; i < N_GPU_STATS; i++) {
+        const ps_stat *s = gpu_stat(g, i);
+        if (s->n == 0)
+            continue;
+        printf("          %-20s", gpu_stats[i].label);
+        if (gpu_stats[i].unit == SECONDS)
+            printf(" %12s", time_text(s->median, t));
+        else
+            printf(" %7.1f %s", s->median * (gpu_stats[i].unit == FLOPS ? 1e-12 : 1e-9),
+                   gpu_stats[i].unit == FLOPS ? "TF/s" : "GB/s");
+        printf(" +-%.1f%%\n", 100 * spread_frac(s));
+    }
+    for (uint32_t i = 0; i < g->n_copies; i++)
+        printf("%s%-6s %-10s %8s  %7.2f GB/s +-%.1f%%\n", i ? "          " : "bus       ",
+               bus_names[g->copies[i].bus], kind_names[g->copies[i].kind], size_text(g->copies[i].bytes, t),
+               g->copies[i].bw_bytes_per_s.median * 1e-9, 100 * spread_frac(&g->copies[i].bw_bytes_per_s));
+    for (uint32_t i = 0; i < g->n_together; i++)
+        printf("%s%-6s %7.2f GB/s while %u thread%s read%s %.2f GB/s\n", i ? "          " : "together  ",
+               bus_names[g->together[i].bus], g->together[i].bus_bytes_per_s.median * 1e-9,
+               g->together[i].n_threads, plural_of(g->together[i].n_threads),
+               g->together[i].n_threads == 1 ? "s" : "", g->together[i].dram_bytes_per_s.median * 1e-9);
 }
 
 void ps_tune_print(const ps_profile *p, bool all) {
@@ -106,6 +191,7 @@ void ps_tune_print(const ps_profile *p, bool all) {
     if (p->barrier_s.n)
         printf("barrier   %s, pool start %s\n", time_text(p->barrier_s.median, a),
                time_text(p->pool_start_s.median, b));
+    print_gpu(&p->gpu);
     printf("kernels   %u, %u points%s\n", p->n_kernels, p->n_points,
            all ? "; +- half the quartile distance, * stopped before the median was sure" : "");
     for (uint32_t i = 0; i < p->n_kernels && all; i++) {
@@ -130,6 +216,46 @@ static void json_stat(ps_json *j, const char *key, const ps_stat *s) {
     ps_json_f64(j, "q3", s->q3);
     ps_json_str(j, "stop", stop_names[s->stop]);
     ps_json_bool(j, "noisy", s->noisy);
+    ps_json_close(j);
+}
+
+static void json_gpu(ps_json *j, const ps_profile_gpu *g) {
+    ps_json_object(j, "gpu");
+    ps_json_str(j, "name", g->name);
+    ps_json_str(j, "uuid", g->uuid);
+    ps_json_str(j, "driver", g->driver);
+    ps_json_u64(j, "cc_major", g->cc_major);
+    ps_json_u64(j, "cc_minor", g->cc_minor);
+    ps_json_u64(j, "n_multiprocessors", g->n_multiprocessors);
+    ps_json_u64(j, "vram_bytes", g->vram_bytes);
+    ps_json_u64(j, "l2_bytes", g->l2_bytes);
+    ps_json_u64(j, "pcie_gen", g->pcie_gen);
+    ps_json_u64(j, "pcie_width", g->pcie_width);
+    ps_json_u64(j, "base_bytes", g->base_bytes);
+    ps_json_str(j, "meter", g->meter);
+    ps_json_bool(j, "cupti", g->cupti);
+    for (int i = 0; i < N_GPU_STATS; i++)
+        json_stat(j, gpu_stats[i].key, gpu_stat(g, i));
+    ps_json_array(j, "copies");
+    for (uint32_t i = 0; i < g->n_copies; i++) {
+        ps_json_object(j, NULL);
+        ps_json_str(j, "bus", bus_names[g->copies[i].bus]);
+        ps_json_str(j, "kind", kind_names[g->copies[i].kind]);
+        ps_json_u64(j, "bytes", g->copies[i].bytes);
+        json_stat(j, "bytes_per_s", &g->copies[i].bw_bytes_per_s);
+        ps_json_close(j);
+    }
+    ps_json_close(j);
+    ps_json_array(j, "together");
+    for (uint32_t i = 0; i < g->n_together; i++) {
+        ps_json_object(j, NULL);
+        ps_json_str(j, "bus", bus_names[g->together[i].bus]);
+        ps_json_u64(j, "n_threads", g->together[i].n_threads);
+        json_stat(j, "bus_bytes_per_s", &g->together[i].bus_bytes_per_s);
+        json_stat(j, "dram_bytes_per_s", &g->together[i].dram_bytes_per_s);
+        ps_json_close(j);
+    }
+    ps_json_close(j);
     ps_json_close(j);
 }
 
@@ -172,6 +298,8 @@ void ps_tune_json(ps_json *j, const ps_profile *p) {
     ps_json_close(j);
     json_stat(j, "barrier_s", &p->barrier_s);
     json_stat(j, "pool_start_s", &p->pool_start_s);
+    if (p->gpu.name[0])
+        json_gpu(j, &p->gpu);
     ps_json_array(j, "kernels");
     for (uint32_t i = 0; i < p->n_kernels; i++) {
         ps_json_object(j, NULL);

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# The whole way with a GPU, on the emulated one: pstune measures it, psplan plans every family of levels from that profile, psrun
+# runs them, and each gives the tokens of the plan for the CPU alone.
+set -uo pipefail
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+bin=${PS_BIN:?}
+failures=0
+
+fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+must() { "$@" >"$dir/log" 2>&1 || { cat "$dir/log"; fail "$*"; exit 1; }; }
+
+for preset in tiny-llama tiny-qwen3moe; do
+  m=$dir/$preset.gguf
+  must "$bin/pssynth" --preset $preset "$m"
+  must "$bin/pstune" --quick --device emulated --model "$m" --time 15 --output "$dir/profile.yaml"
+  "$bin/pstune" show --json "$dir/profile.yaml" >"$dir/shown.json" || fail "show --json"
+  python3 - "$dir/shown.json" <<'P' || fail "$preset: the GPU in the profile"
+import json, sys
+p = json.load(open(sys.argv[1]))
+g = p["gpu"]
+assert p["complete"] and p["synthetic"] and g["name"] == "emulated", g
+assert g["base_bytes"] == 64 << 20 and g["vram_bytes"] == 8 << 30 and g["meter"] == "emulated", g
+assert all(g[k]["median"] > 0 for k in ("hbm_read_bytes_per_s", "launch_s", "graph_launch_s", "to_cpu_s", "to_gpu_s", "map_s")), g
+assert {(c["bus"], c["kind"]) for c in g["copies"]} >= {("h2d", "pinned"), ("d2h", "pinned"), ("direct", "pinned")}, g["copies"]
+assert all(t["bus_bytes_per_s"]["median"] > 0 and t["dram_bytes_per_s"]["median"] > 0 for t in g["together"]) and g["together"], g
+P
+  must "$bin/pstune" show "$dir/profile.yaml"
+  grep -q '^GPU  *emulated' "$dir/log" || fail "show has no GPU"
+  must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --budget host --output "$dir/host.yaml" "$m"
+  "$bin/psrun" --quiet --plan "$dir/host.yaml" --raw -m 'Hello there' -n 8 "$m" >"$dir/host" || fail "$preset on the CPU"
+  [ "$(wc -c <"$dir/host")" -gt 8 ] || fail "$preset: no tokens"
+  for family in gpu direct static dynamic split; do
+    must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --budget 256MiB --force $family --output "$dir/plan.yaml" "$m"
+    "$bin/psrun" --quiet --device emulated --plan "$dir/plan.yaml" --raw -m 'Hello there' -n 8 "$m" >"$dir/out" 2>"$dir/err" ||
+      fail "$preset, $family: exit $?: $(cat "$dir/err")"
+    cmp -s "$dir/host" "$dir/out" || fail "$preset, $family: other tokens than on the CPU"
+    "$bin/psrun" --quiet --device none --plan "$dir/plan.yaml" --raw -m a -n 1 "$m" >/dev/null 2>"$dir/err"
+    [ $? -eq 69 ] || fail "$preset, $family: ran without a GPU: $(cat "$dir/err")"
+  done
+done
+[ $failures -eq 0 ] || exit 1
+echo "five families on the emulated device: the CPU's tokens"

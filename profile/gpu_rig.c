@@ -153,7 +153,7 @@ static ps_status lock_weights(ps_gpu_rig *r, const ps_operand_area *x, ps_error 
     if (r->weights == x->data)
         return PS_OK;
     ps_status status =
-        ps_device_host_register(r->device, x->data, (x->bytes + 4095) & ~(uint64_t)4095, &r->d_weights, err);
+        ps_device_host_register(r->device, x->data, (x->room + 4095) & ~(uint64_t)4095, &r->d_weights, err);
     if (status == PS_OK)
         r->weights = x->data;
     return status;

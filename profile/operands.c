@@ -39,6 +39,8 @@ struct ps_operands {
     area weights, acts, kv, misc, scratch;
     ps_dtype weights_type; /* what `weights` is filled with */
     uint64_t n_fills;
+    uint64_t weights_used, weights_filled,
+        weights_made;               /* bytes: of this point; with content; of them unique */
     uint64_t kv_filled, n_kv_fills; /* bytes of `kv` that hold random numbers; times that this began anew */
     void (*moving)(void *ctx, uint8_t *data);
     void *moving_ctx;
@@ -151,10 +153,8 @@ static uint64_t weight_step(const ps_dtype_info *t) {
     return step;
 }
 
-/* Fill the whole area with blocks of random weights: a stretch is made, the rest copies it. */
-static ps_status fill_weights(ps_operands *o, ps_dtype type, ps_error *err) {
-    if (o->weights_type == type)
-        return PS_OK;
+/* The unique stretch, from the beginning. */
+static ps_status make_weights(ps_operands *o, ps_dtype type, ps_error *err) {
     const ps_dtype_info *info = ps_dtype_find(type);
     const uint64_t step = weight_step(info);
     uint64_t bytes = unique_weight_bytes / step * step;
@@ -171,13 +171,25 @@ static ps_status fill_weights(ps_operands *o, ps_dtype type, ps_error *err) {
         ps_quantize_row(type, values, o->weights.data + at, block);
     }
     free(values);
-    const uint64_t made = bytes / chunk * chunk; /* whole chunks are whole blocks */
-    for (uint64_t at = made; at < o->weights.bytes; at += made) {
-        const uint64_t left = o->weights.bytes - at;
-        memcpy(o->weights.data + at, o->weights.data, left < made ? left : made);
-    }
+    o->weights_made = o->weights_filled = bytes / chunk * chunk; /* whole chunks are whole blocks */
     o->weights_type = type;
     o->n_fills++;
+    return PS_OK;
+}
+
+/* Fill what is used with blocks of random weights: a stretch is made, the rest copies it. */
+static ps_status fill_weights(ps_operands *o, ps_dtype type, ps_error *err) {
+    if (o->weights_type != type) {
+        ps_status st = make_weights(o, type, err);
+        if (st != PS_OK)
+            return st;
+    }
+    const uint64_t made = o->weights_made;
+    for (uint64_t at = o->weights_filled; at < o->weights_used; at = o->weights_filled) {
+        const uint64_t left = o->weights_used - at, n = made - at % made;
+        memcpy(o->weights.data + at, o->weights.data + at % made, left < n ? left : n);
+        o->weights_filled += left < n ? left : n;
+    }
     return PS_OK;
 }
 
@@ -336,7 +348,7 @@ static void set_model(ps_operands *o, const ps_kernel_spec *k, const ps_profile_
 
 static ps_status set_weights(ps_operands *o, const ps_kernel_spec *k, layout *l, ps_error *err) {
     o->n_weights = 1;
-    o->weight_stride = 0;
+    o->weight_stride = o->weights_used = 0;
     if (k->wtype == PS_DTYPE_NONE || k->op == PS_OP_ROPE) /* rope's factors are not random: set_misc */
         return PS_OK;
     const ps_dtype_info *info = ps_dtype_find(k->wtype);
@@ -374,6 +386,7 @@ static ps_status set_weights(ps_operands *o, const ps_kernel_spec *k, layout *l,
         weights_move(o);
     }
     ps_status st = area_need(&o->weights, bytes, err);
+    o->weights_used = bytes;
     if (st == PS_OK)
         st = fill_weights(o, k->wtype, err);
     if (st != PS_OK)
@@ -565,6 +578,7 @@ void ps_operands_areas(const ps_operands *o, ps_operand_area out[PS_OPERAND_AREA
                                    .bytes = areas[i]->bytes,
                                    .inputs = areas[i]->bytes,
                                    .room = areas[i]->bytes};
+    out[PS_OPERAND_WEIGHTS].inputs = out[PS_OPERAND_WEIGHTS].bytes = o->weights_used;
     out[PS_OPERAND_WEIGHTS].version = o->n_fills;
     out[PS_OPERAND_ACTS].inputs = o->src_stride * o->n_srcs;
     out[PS_OPERAND_ACTS].bytes = o->src_stride * o->n_srcs + o->dst_stride * o->n_dsts;

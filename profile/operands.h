@@ -37,7 +37,7 @@ enum {
 };
 typedef struct ps_operand_area {
     uint8_t *data;
-    uint64_t bytes;   /* that this point uses; weights: all there are */
+    uint64_t bytes;   /* that this point uses */
     uint64_t inputs;  /* of these, from the first: what has content that a kernel reads */
     uint64_t room;    /* bytes that there are */
     uint64_t version; /* WEIGHTS and KV: another one where content that was there before is another */

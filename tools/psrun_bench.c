@@ -183,8 +183,10 @@ ps_status psrun_bench(const psrun *r, ps_error *err) {
         {.name = "decode", .n_tokens = n_decode * b.n_seqs, .seconds = samples + n_rounds + 1}};
     for (uint32_t i = 0; i <= n_rounds && status == PS_OK; i++) {
         status = one_round(&b, &rows[0], &rows[1], err);
-        if (i == 0) /* the first warms up */
+        if (i == 0) { /* the first warms up, and shows what memory it takes */
             rows[0].n = rows[1].n = 0;
+            psrun_vram_calm(r);
+        }
     }
     if (status != PS_OK)
         goto done;

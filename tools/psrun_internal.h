@@ -35,6 +35,8 @@ ps_status psrun_eval(const psrun *r, const ps_eval_item *items, uint32_t n_items
 void psrun_vram_block_signals(void);
 /* Start the meter's thread of an open engine, as the options say. */
 ps_status psrun_vram_start(psrun *r, ps_error *err);
+/* Read the meter rarely from now on: speed is measured. */
+void psrun_vram_calm(const psrun *r);
 /* Say what changed since the last call; between evaluations. */
 void psrun_vram_note(const psrun *r);
 /* The peak, and a warning if it was above the budget. */

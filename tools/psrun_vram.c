@@ -17,6 +17,7 @@
 
 enum {
     READ_NS = 10 * 1000 * 1000,  /* between two readings of the meter */
+    CALM_NS = 200 * 1000 * 1000, /* while speed is measured: the thread takes a core from the team */
     READ_SHARE = 20,             /* but at most one part in so many of a core's time */
     WATCH_NS = 50 * 1000 * 1000, /* between two looks at what others take */
     N_LOOKS = 20                 /* what is free counts as free after so many of them */
@@ -28,7 +29,7 @@ struct psrun_vram {
     uint64_t watch_bytes; /* TOTAL; 0: no watch */
     pthread_t thread;
     bool started, has_meter, quiet;
-    _Atomic bool stop;
+    _Atomic bool stop, calm;
     _Atomic uint64_t peak, level_peak; /* of the run; since the main thread looked last */
     _Atomic uint64_t refused_at;       /* budget that the engine is in after it could not change; 0: seen */
 
@@ -134,6 +135,8 @@ static void *watch(void *arg) {
         }
         uint64_t wait_ns = (ps_clock_ns() - start_ns) * READ_SHARE;
         wait_ns = wait_ns < READ_NS ? READ_NS : wait_ns < WATCH_NS ? wait_ns : WATCH_NS;
+        if (v->watch_bytes == 0 && atomic_load(&v->calm))
+            wait_ns = CALM_NS;
         const struct timespec wait = {.tv_nsec = (long)wait_ns};
         int number = sigtimedwait(&set, NULL, &wait);
         if (number > 0 && !atomic_load(&v->stop))
@@ -197,6 +200,10 @@ static void judge_peak(psrun_vram *v, uint64_t now_bytes) {
         v->over_bytes = peak;
         v->over_budget_bytes = most;
     }
+}
+
+void psrun_vram_calm(const psrun *r) {
+    atomic_store(&r->vram->calm, true);
 }
 
 ps_status psrun_eval(const psrun *r, const ps_eval_item *items, uint32_t n_items, ps_error *err) {

@@ -153,7 +153,9 @@ cudaError_t launch_matvec(const ps_kargs *a, const ps_cuda_on *on) {
     const ps_warg &w = a->w[0];
     /* A range of columns may begin anywhere in its matrix, which begins at a multiple of 16 bytes: pieces are read from
      * there on. Super-blocks of 16-byte multiples are read as they lie. */
-    const uint32_t align = w.type == PS_DTYPE_Q4_K || w.type == PS_DTYPE_Q5_K ? 16 : w.type == PS_DTYPE_F32 ? 4 : 2;
+    const uint32_t align = w.type == PS_DTYPE_Q4_K || w.type == PS_DTYPE_Q5_K ? 16
+                           : w.type == PS_DTYPE_F32                           ? 4
+                                                                              : 2;
     if (a->n_tokens > PS_CUDA_MATVEC_TOKENS || (uintptr_t)w.data % align || w.row_bytes % align ||
         w.cols > UINT32_MAX / 8 || (a->w[1].data && a->w[1].type != PS_DTYPE_F32))
         return cudaErrorNotSupported;

@@ -35,6 +35,8 @@ typedef struct group {
     uint32_t fullest; /* group of the same kernel and neighbour with the most points */
 } group;
 
+enum { MAX_READS = 16 };
+
 struct ps_cost_model {
     const ps_profile *profile;
     uint32_t n_points, n_groups;
@@ -42,6 +44,12 @@ struct ps_cost_model {
     double *times;  /* [n_points] */
     double *ratios; /* [n_points]: time over that of the kernel's fullest group at the same coordinates */
     group *groups;  /* in the order of the points */
+    uint32_t
+        n_reads; /* rates at which products read weights larger than any cache: best of each number of threads */
+    struct {
+        uint32_t n_threads;
+        double bytes_per_s;
+    } reads[MAX_READS];
 };
 
 #define QUALITY_NAME(name, text) text,
@@ -91,6 +99,30 @@ static uint32_t op_of(const ps_profile *profile, uint32_t kernel) {
 
 static void fill_ratios(ps_cost_model *m);
 
+/* A product of a few rows on weights that no cache holds shows what DRAM gives at least. */
+static void note_read(ps_cost_model *m, const ps_profile_point *p) {
+    const ps_kernel_spec *k = NULL;
+    for (uint32_t i = 0; i < m->profile->n_kernels && !k; i++)
+        if (m->profile->kernels[i].id == p->kernel)
+            k = &m->profile->kernels[i];
+    const ps_dtype_info *type = k && k->op == PS_OP_MATMUL ? ps_dtype_find((uint32_t)k->wtype) : NULL;
+    if (!type || p->n_threads == 0 || p->beside != PS_BESIDE_IDLE || !(p->time_s.median > 0))
+        return;
+    double bytes = (double)p->rows * (double)p->cols * type->block_bytes / type->block_elems;
+    if (bytes < 2.0 * (double)m->profile->topology.l3_bytes)
+        return;
+    uint32_t i = 0;
+    while (i < m->n_reads && m->reads[i].n_threads != p->n_threads)
+        i++;
+    if (i == MAX_READS)
+        return;
+    if (i == m->n_reads) {
+        m->reads[m->n_reads].n_threads = p->n_threads;
+        m->reads[m->n_reads++].bytes_per_s = 0;
+    }
+    m->reads[i].bytes_per_s = fmax(m->reads[i].bytes_per_s, bytes / p->time_s.median);
+}
+
 ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_error *err) {
     ps_status status = PS_OK;
     ps_cost_model *m = calloc(1, sizeof *m);
@@ -136,6 +168,8 @@ ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_e
         g->n++;
     }
     fill_ratios(m);
+    for (uint32_t i = 0; i < profile->n_points; i++)
+        note_read(m, &profile->points[i]);
     *out = m;
     m = NULL;
 done:
@@ -368,6 +402,14 @@ bool ps_cost_lookup(const ps_cost_model *m, const ps_cost_query *query, ps_cost 
 }
 
 double ps_cost_dram_bytes_per_s(const ps_cost_model *m, uint32_t n_threads) {
+    double best = ps_cost_dram_alone(m, n_threads);
+    for (uint32_t i = 0; i < m->n_reads; i++)
+        if (m->reads[i].n_threads <= n_threads)
+            best = fmax(best, m->reads[i].bytes_per_s);
+    return best;
+}
+
+double ps_cost_dram_alone(const ps_cost_model *m, uint32_t n_threads) {
     const ps_profile_dram *a = NULL, *b = NULL;
     for (uint32_t i = 0; i < m->profile->n_dram; i++) {
         const ps_profile_dram *d = &m->profile->dram[i];

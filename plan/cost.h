@@ -60,8 +60,11 @@ void ps_cost_model_free(ps_cost_model *model);
 bool ps_cost_lookup(const ps_cost_model *model, const ps_cost_query *query, ps_cost *out);
 
 /* Ceilings for bounds and for kernels without points; 0 if the profile has none.
- * DRAM read rate of n_threads together: interpolated, beyond the last thread count constant. */
+ * DRAM read rate of n_threads together: interpolated, beyond the last thread count constant; at least what a product of as
+ * many threads or fewer reached on weights larger than the caches. */
 double ps_cost_dram_bytes_per_s(const ps_cost_model *model, uint32_t n_threads);
+/* The same without the products: what ps_cost_together was measured like. */
+double ps_cost_dram_alone(const ps_cost_model *model, uint32_t n_threads);
 /* Best rate of any product measured with n_threads, and the share of n_threads in the best rate of larger teams: a
  * coarse grid holds for some teams only products of few tokens, which are far from the ceiling. Where n_threads were not
  * measured at all, the best rate of any team, scaled up by the ratio of threads where that is above 1. */

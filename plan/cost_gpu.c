@@ -47,14 +47,14 @@ void ps_cost_together(const ps_cost_model *model, ps_bus bus, uint32_t n_threads
     }
     if (!below && !above) {
         *out_bus = ps_cost_bus_bytes_per_s(model, bus, 16 << 20);
-        *out_dram = ps_cost_dram_bytes_per_s(model, n_threads);
+        *out_dram = ps_cost_dram_alone(model, n_threads);
         return;
     }
     const ps_profile_together *a = below ? below : above, *b = below && above ? above : a;
     double f = a == b ? 0 : log((double)n_threads / a->n_threads) / log((double)b->n_threads / a->n_threads);
     *out_bus = exp(log(a->bus_bytes_per_s.median) * (1 - f) + log(b->bus_bytes_per_s.median) * f);
     *out_dram = exp(log(a->dram_bytes_per_s.median) * (1 - f) + log(b->dram_bytes_per_s.median) * f);
-    double alone = ps_cost_dram_bytes_per_s(model, n_threads);
+    double alone = ps_cost_dram_alone(model, n_threads);
     if (alone > 0 && *out_dram > alone)
         *out_dram = alone;
 }

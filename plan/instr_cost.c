@@ -310,7 +310,7 @@ double ps_instr_speed(void *ctx, const ps_instr *const running[PS_QUEUE_COUNT], 
 
 ps_contention ps_contention_of(const ps_cost_model *cost, uint32_t n_threads) {
     ps_contention c = {1, 1, 1, 1};
-    double dram = ps_cost_dram_bytes_per_s(cost, n_threads), bus, together;
+    double dram = ps_cost_dram_alone(cost, n_threads), bus, together;
     for (int direct = 0; direct < 2; direct++) {
         ps_bus which = direct ? PS_BUS_DIRECT : PS_BUS_H2D;
         double alone_rate = ps_cost_bus_bytes_per_s(cost, which, 16 << 20);

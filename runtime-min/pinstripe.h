@@ -29,9 +29,11 @@ typedef struct ps_engine_options {
     const char *model_path; /* GGUF; any member of a split */
     const char *plan_path;  /* YAML or binary */
     const char *budget;     /* name of a budget of the plan; NULL: its first */
-    uint64_t
-        context; /* tokens a session must hold; 0: budgets with a GPU begin with the plan's smallest bucket and
-                               go on to larger ones as sessions grow, others take the largest */
+    /* Not 0: no budget above it. Instead of one that is, or of NULL, the largest that is not. */
+    uint64_t vram_limit_bytes;
+    /* Tokens a session must hold. 0: budgets with a GPU begin with the plan's smallest bucket and go on to larger ones as
+     * sessions grow, others take the largest. */
+    uint64_t context;
     uint32_t n_sessions; /* sessions open at once; 0: 1 */
     uint32_t n_threads;  /* 0: as many as plan and machine allow */
     bool verify;         /* run every instruction also through the reference kernels (slow) */

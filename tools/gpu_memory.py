@@ -49,8 +49,11 @@ def main():
                         "decode_tokens_per_s": d["decode"]["tokens_per_s"]})
         print(f"{'ok    ' if ok else 'FAILED'} {name}, context {o.context} full: peak {peak / 2**20:.1f} MiB ({peak / (mib << 20) * 100:.1f}%), "
               f"prefill {d['prefill']['median_s']:.2f} s, decode {d['decode']['tokens_per_s']:.1f} tok/s, {time.time() - start:.0f} s", flush=True)
-    if o.ballast:
-        run = subprocess.Popen([f"{o.bin}/psrun", "-p", plan, "-b", names[-1], "--watch-vram", "6GiB", "--raw", "-m", "a b c d e f g h",
+    if o.ballast: # 6 GiB less what the ballast and its context take: 5, 4, 3 GiB and back
+        plan = os.path.join(os.path.dirname(o.profile) or ".", "ballast.plan")
+        subprocess.run([f"{o.bin}/psplan", "-p", o.profile, "-b", "3GiB,4GiB,5GiB", "-c", str(o.context), "-f", "binary", "-o", plan,
+                        o.model], check=True, stdout=subprocess.DEVNULL)
+        run = subprocess.Popen([f"{o.bin}/psrun", "-p", plan, "--watch-vram", "6GiB", "--raw", "-m", "a b c d e f g h",
                                 "-n", str(o.tokens), "--json", o.model], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         time.sleep(6)
         b = subprocess.run([o.ballast, "1024:2", "2048:2", "1024:2", "0:1"], capture_output=True, text=True, check=False)

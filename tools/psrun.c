@@ -354,6 +354,7 @@ static ps_status run(const ps_opt_value *values, const char *model, ps_error *er
     ps_engine_options o = {.model_path = model,
                            .plan_path = plan_path,
                            .budget = option(values, "budget")->text,
+                           .vram_limit_bytes = option(values, "watch-vram")->u64,
                            .context = option(values, "context")->u64,
                            .n_threads = (uint32_t)option(values, "threads")->u64,
                            .n_sessions = (uint32_t)option(values, "parallel")->u64,

@@ -102,7 +102,8 @@ static void look(psrun_vram *v) {
         uint64_t one = v->looks[(v->at + N_LOOKS - 1 - i) % N_LOOKS];
         least = one < least ? one : least;
     }
-    uint64_t grown = v->n_looks == N_LOOKS && least > margin_bytes ? least - margin_bytes : 0;
+    uint64_t margin = least < v->watch_bytes ? margin_bytes : 0; /* none where nobody else is */
+    uint64_t grown = v->n_looks == N_LOOKS && least > margin ? least - margin : 0;
     uint64_t bytes = left < v->requested_bytes ? left : v->requested_bytes;
     bytes = grown > bytes ? grown : bytes;
     if (bytes != v->requested_bytes) {

@@ -59,10 +59,11 @@ grep -q warning.*budget "$dir/err" && fail "above the budget: $(cat "$dir/err")"
 
 # Other processes: they take nearly everything, leave room for the middle budget, then all of it. The emulated device has 8 GiB.
 echo 0 >"$dir/others"
-"${run[@]}" --tokens 2000 --budget 620MiB --watch-vram 8GiB --emulated-others "$dir/others" >"$dir/out" 2>"$dir/err" &
+"${run[@]}" --tokens 2000 --watch-vram 8GiB --emulated-others "$dir/others" >"$dir/out" 2>"$dir/err" &
 pid=$!
 set_others() { echo $(($1 << 20)) >"$dir/others.new" && mv "$dir/others.new" "$dir/others"; }
-until_true "largest budget at once" changed_to 720MiB
+until_true "first tokens" grown 5
+said ', budget 720MiB, ' || fail "--watch-vram does not begin with the largest budget: $(cat "$dir/err")"
 set_others $((8192 - 400))
 until_true "smallest budget" changed_to 620MiB
 set_others $((8192 - 700))
@@ -88,7 +89,12 @@ assert d["device"] == "emulated" and d["budget_bytes"] == 620 << 20
 assert parts <= d["peak_vram_bytes"] <= d["budget_bytes"], d
 assert d["load_s"] > 0 and d["steps"] > 0 and d["prefill"]["steps"] >= 1 and d["decode"]["steps"] == 3, d
 P
+# A total between budgets, whatever is asked for.
+"${run[@]}" --budget 720MiB --watch-vram 700MiB --tokens 3 >/dev/null 2>"$dir/err" || fail "--watch-vram 700MiB: exit $?"
+said ', budget 660MiB, ' || fail "--watch-vram 700MiB: $(cat "$dir/err")"
 # Where it cannot be done.
+"${run[@]}" --watch-vram 100MiB -q >/dev/null 2>"$dir/err"
+[ $? -eq 1 ] && said "no budget of at most" || fail "--watch-vram below all budgets: $(cat "$dir/err")"
 "$bin/psrun" --plan "$dir/host.yaml" --raw -m a -n 2 --watch-vram 4GiB -q "$m" >/dev/null 2>"$dir/err"
 [ $? -eq 69 ] && said "no GPU takes part" || fail "--watch-vram without a GPU: $(cat "$dir/err")"
 "${run[@]}" --watch-vram 9GiB -q >/dev/null 2>"$dir/err"

@@ -62,12 +62,12 @@ struct ps_cpu_rig {
 };
 
 uint64_t ps_cpu_cold_bytes(const ps_machine *m, const ps_model *model, bool quick) {
-    /* In quick mode just enough that a call never finds what an earlier one left; caches of 300 MiB exist. */
-    uint64_t most = quick ? m->l3_bytes + m->l3_bytes / 2 : 2 * m->l3_bytes;
+    /* Caches do not drop the oldest line first: of one and a half times their size they still give back a third. */
+    uint64_t most = (quick ? 3 : 4) * m->l3_bytes;
     if (most < 256 * MIB)
         most = 256 * MIB;
-    if (most > 1024 * MIB)
-        most = 1024 * MIB;
+    if (most > 2048 * MIB)
+        most = 2048 * MIB;
     if (model && model->weight_bytes < most)
         most = model->weight_bytes > 16 * MIB ? model->weight_bytes : 16 * MIB;
     return most < m->memory_free_bytes / 4 ? most : m->memory_free_bytes / 4;

@@ -24,8 +24,8 @@ ps_status ps_cpu_rig_new(const ps_cpu_config *config, ps_cpu_rig **out, ps_error
 void ps_cpu_rig_free(ps_cpu_rig *rig);
 extern const ps_rig_ops ps_cpu_rig_ops;
 
-/* Memory that weights cycle through: twice the last-level cache (quick: one and a half times), at least 256 MB, at most a
- * quarter of free memory and 1 GB; for a model what its weights take, up to the former. */
+/* Memory that weights cycle through: four times the last-level cache (quick: three times), at least 256 MB, at most a
+ * quarter of free memory and 2 GB; for a model what its weights take, up to the former. */
 uint64_t ps_cpu_cold_bytes(const ps_machine *machine, const ps_model *model, bool quick);
 
 #ifdef __cplusplus

@@ -402,7 +402,11 @@ bool ps_cost_lookup(const ps_cost_model *m, const ps_cost_query *query, ps_cost 
 }
 
 double ps_cost_dram_bytes_per_s(const ps_cost_model *m, uint32_t n_threads) {
-    double best = ps_cost_dram_alone(m, n_threads);
+    return fmax(ps_cost_dram_alone(m, n_threads), ps_cost_dram_seen(m, n_threads));
+}
+
+double ps_cost_dram_seen(const ps_cost_model *m, uint32_t n_threads) {
+    double best = 0;
     for (uint32_t i = 0; i < m->n_reads; i++)
         if (m->reads[i].n_threads <= n_threads)
             best = fmax(best, m->reads[i].bytes_per_s);

@@ -64,6 +64,7 @@ bool ps_cost_lookup(const ps_cost_model *model, const ps_cost_query *query, ps_c
  * many threads or fewer reached on weights larger than the caches. */
 double ps_cost_dram_bytes_per_s(const ps_cost_model *model, uint32_t n_threads);
 /* The same without the products: what ps_cost_together was measured like. */
+double ps_cost_dram_seen(const ps_cost_model *model, uint32_t n_threads); /* these products alone; 0: none */
 double ps_cost_dram_alone(const ps_cost_model *model, uint32_t n_threads);
 /* Best rate of any product measured with n_threads, and the share of n_threads in the best rate of larger teams: a
  * coarse grid holds for some teams only products of few tokens, which are far from the ceiling. Where n_threads were not

@@ -68,9 +68,24 @@ static double launched(const ps_lower_request *r, double t) {
     return r->max_tokens > PS_PLAN_DECODE_TOKENS ? larger(t, r->profile->gpu.launch_s.median) : t;
 }
 
+/* Least time of a CPU product for a model that no cache holds, where products on matrices that no cache holds were measured:
+ * points of smaller matrices may have been measured on what stayed in one. */
+static double cold_s(const ps_lower_request *r, const ps_cost_query *q) {
+    double rate = q->n_threads ? ps_cost_dram_seen(r->cost, q->n_threads) * 1.05 : 0;
+    if (!r->level || !(rate > 0) || r->model->weight_bytes < 4 * r->profile->topology.l3_bytes)
+        return 0;
+    const ps_kernel_spec *k = ps_catalogue_find(r->profile, q->kernel);
+    const ps_dtype_info *type = k && k->op == PS_OP_MATMUL ? ps_dtype_find((uint32_t)k->wtype) : NULL;
+    return type ? (double)q->rows * (double)q->cols * type->block_bytes / type->block_elems / rate : 0;
+}
+
 bool ps_cost_of_product(const ps_lower_request *r, const ps_cost_query *q, ps_cost *out) {
-    if (q->beside != PS_BESIDE_DIRECT || q->n_tokens <= 1)
-        return ps_cost_lookup(r->cost, q, out);
+    if (q->beside != PS_BESIDE_DIRECT || q->n_tokens <= 1) {
+        bool found = ps_cost_lookup(r->cost, q, out);
+        if (found)
+            out->time_s = larger(out->time_s, cold_s(r, q));
+        return found;
+    }
     /* Reading weights over the bus takes as long for a few rows as for one, unless the arithmetic takes longer. */
     ps_cost_query row = *q, idle = *q;
     ps_cost all;
@@ -317,6 +332,11 @@ ps_contention ps_contention_of(const ps_cost_model *cost, uint32_t n_threads) {
         ps_cost_together(cost, which, n_threads, &bus, &together);
         double cpu = dram > 0 ? fmin(fmax(together / dram, 0.05), 1) : 1;
         double b = alone_rate > 0 ? fmin(fmax(bus / alone_rate, 0.05), 1) : 1;
+        /* Kernels may ask for more than what was measured beside the bus did: both get their part of what there is. */
+        double asked = ps_cost_dram_bytes_per_s(cost, n_threads) + alone_rate;
+        double part = asked > 0 ? fmax((bus + together) / asked, 0.05) : 1;
+        cpu = fmin(cpu, part);
+        b = fmin(b, part);
         *(direct ? &c.cpu_by_direct : &c.cpu_by_h2d) = cpu;
         *(direct ? &c.direct_by_cpu : &c.h2d_by_cpu) = b;
     }

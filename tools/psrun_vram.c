@@ -136,8 +136,11 @@ static void *watch(void *arg) {
         }
         uint64_t wait_ns = (ps_clock_ns() - start_ns) * READ_SHARE;
         wait_ns = wait_ns < READ_NS ? READ_NS : wait_ns < WATCH_NS ? wait_ns : WATCH_NS;
+        const uint64_t now_ns = ps_clock_ns();
         if (v->watch_bytes == 0 && atomic_load(&v->calm))
             wait_ns = CALM_NS;
+        if (v->watch_bytes != 0 && now_ns + wait_ns > next_look_ns)
+            wait_ns = next_look_ns > now_ns ? next_look_ns - now_ns : 0;
         const struct timespec wait = {.tv_nsec = (long)wait_ns};
         int number = sigtimedwait(&set, NULL, &wait);
         if (number > 0 && !atomic_load(&v->stop))

@@ -90,7 +90,7 @@ static double share(double n, double cpu_start_s, double cpu_s, double gpu_start
 
 /* Of n pieces that the bus brings, x where the CPU does the others: all of them, if that gains next to nothing. */
 static double worth_it(double n, double x) {
-    return x > n * 0.95 ? n : x;
+    return x > n * 0.9 ? n : x;
 }
 
 static double crossing_s(const ps_lower_request *r) {

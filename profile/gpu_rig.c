@@ -428,6 +428,10 @@ static ps_status sample_together(ps_gpu_rig *r, ps_rig_sample *out, ps_error *er
     uint64_t read = ps_streams_bytes(r->streams), t0 = ps_clock_ns();
     if (status == PS_OK)
         status = sleep_until(r, EV_TO, err);
+    /* On a machine with other work the readers may not have run at all yet: their rate is then that of a longer while. */
+    const struct timespec pause = {0, 1000000};
+    for (int i = 0; i < 2000 && status == PS_OK && ps_streams_bytes(r->streams) == read; i++)
+        nanosleep(&pause, NULL);
     read = ps_streams_bytes(r->streams) - read;
     double host_s = (double)(ps_clock_ns() - t0) * 1e-9;
     if (status == PS_OK)

@@ -33,7 +33,7 @@ ps_status ps_engine_trace_start(ps_engine *e, ps_error *err) {
         strftime(t->created, sizeof t->created, "%Y-%m-%dT%H:%M:%SZ", &utc);
     snprintf(t->model_name, sizeof t->model_name, "%s", e->plan->model_name);
     snprintf(t->budget, sizeof t->budget, "%s", e->level->budget);
-    snprintf(t->weights, sizeof t->weights, "%s", e->info.weights);
+    snprintf(t->weights, sizeof t->weights, "%s", e->info.weights_why);
     memcpy(t->model_hash, e->plan->model_hash, sizeof t->model_hash);
     memcpy(t->profile_hash, e->plan->profile_hash, sizeof t->profile_hash);
     e->trace_steps_capacity = 0;

@@ -43,7 +43,8 @@ typedef struct ps_trace {
     ps_trace_source source;
     char tool[32], created[32], model_name[96], budget[24];
     uint8_t model_hash[PS_HASH_BYTES], profile_hash[PS_HASH_BYTES];
-    char weights[48]; /* how weights are held in host memory: "mapped file" */
+    char weights
+        [160]; /* how weights are held in host memory, and why: "page-locked slabs (17.3 GB, read at 5.1 GB/s)" */
     uint32_t n_steps;
     ps_trace_step *steps;
     void *arena;

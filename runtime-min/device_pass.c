@@ -30,14 +30,14 @@ static ps_status order(ps_run_device *r, ps_stream from, ps_stream to, ps_error 
     return status == PS_OK ? ps_device_wait(r->device, to, PS_EVENT_JOIN + from, err) : status;
 }
 
-ps_status ps_device_fork(ps_run_device *r, ps_error *err) {
+static ps_status fork_streams(ps_run_device *r, ps_error *err) {
     ps_status status = ps_device_record(r->device, PS_STREAM_COMPUTE, PS_EVENT_JOIN, err);
     if (status == PS_OK)
         status = ps_device_wait(r->device, PS_STREAM_H2D, PS_EVENT_JOIN, err);
     return status == PS_OK ? ps_device_wait(r->device, PS_STREAM_D2H, PS_EVENT_JOIN, err) : status;
 }
 
-ps_status ps_device_join(ps_run_device *r, ps_error *err) {
+static ps_status join_streams(ps_run_device *r, ps_error *err) {
     ps_status status = order(r, PS_STREAM_H2D, PS_STREAM_COMPUTE, err);
     return status == PS_OK ? order(r, PS_STREAM_D2H, PS_STREAM_COMPUTE, err) : status;
 }
@@ -75,15 +75,14 @@ static ps_status time_end(ps_engine *e, const ps_run_entry *entry, ps_stream str
     return ps_device_time(r->device, stream, end, err);
 }
 
-ps_status ps_device_enqueue_entry(ps_engine *e, const ps_run_step *step, const ps_run_entry *entry,
-                                  uint64_t kv_bound, ps_error *err) {
+static ps_status enqueue_entry(ps_engine *e, const ps_run_step *step, const ps_run_entry *entry,
+                               uint64_t kv_bound, ps_error *err) {
     ps_run_device *r = &e->run;
     const ps_run_op *op = &step->tier->ops[entry->op];
     const ps_stream stream = stream_of(op->instr->queue);
     ps_status status = PS_OK;
     for (int i = 0; i < 2 && status == PS_OK; i++)
-        if (entry->wait[i] != 0 &&
-            entry->wait_entry[i] >= r->part_begin) /* else it has ended before this began */
+        if (entry->wait[i] != 0 && !(step->tail_only && entry->body[i]))
             status = ps_device_wait(r->device, stream, entry->wait[i], err);
     if (status == PS_OK && r->capturing && entry->await > step->cpu_point0)
         status = ps_device_await(r->device, stream, base_address(e), entry->await, err);
@@ -111,12 +110,114 @@ ps_status ps_device_enqueue_entry(ps_engine *e, const ps_run_step *step, const p
 }
 
 /* Behind everything: results are home, and the CPU is told. */
-ps_status ps_device_enqueue_end(ps_engine *e, const ps_run_step *step, ps_error *err) {
+static ps_status enqueue_end(ps_engine *e, const ps_run_step *step, ps_error *err) {
     ps_run_device *r = &e->run;
     ps_status status = r->used_d2h ? order(r, PS_STREAM_D2H, PS_STREAM_COMPUTE, err) : PS_OK;
     return status == PS_OK
                ? ps_device_signal(r->device, PS_STREAM_COMPUTE, base_address(e), final_point(step), err)
                : status;
+}
+
+/* ---- graphs ---- */
+
+static bool same_key(const ps_graph_key *a, const ps_graph_key *b) {
+    return a->tier == b->tier && a->n_tokens == b->n_tokens && a->n_spans == b->n_spans &&
+           a->span_rows == b->span_rows && a->n_outputs == b->n_outputs;
+}
+
+void ps_device_drop_graphs(ps_engine *e) {
+    ps_run_device *r = &e->run;
+    for (uint32_t i = 0; i < r->n_graphs; i++) {
+        ps_device_graph_free(r->device, r->graphs[i].graph);
+        free(r->graphs[i].timed);
+    }
+    r->n_graphs = r->n_keys = 0;
+    e->stats.n_graphs = 0;
+}
+
+static ps_status capture(ps_engine *e, const ps_run_step *step, ps_device_graph **out, ps_error *err) {
+    ps_run_device *r = &e->run;
+    ps_status status = ps_device_capture_begin(r->device, err);
+    if (status != PS_OK)
+        return status;
+    r->capturing = true;
+    status = ps_device_send_block(e, err);
+    if (status == PS_OK)
+        status = fork_streams(r, err);
+    for (uint32_t k = step->dev_begin; k < step->dev_end && status == PS_OK; k++)
+        status = enqueue_entry(e, step, &step->schedule->dev[k], e->level->bucket_tokens, err);
+    if (status == PS_OK)
+        status = enqueue_end(e, step, err);
+    if (status == PS_OK)
+        status = join_streams(r, err);
+    r->capturing = false;
+    if (status != PS_OK) {
+        ps_device_capture_abort(r->device);
+        return status;
+    }
+    return ps_device_capture_end(r->device, out, err);
+}
+
+/* The step's graph; *out NULL: it has none, as its shape is new or cannot be one. */
+static ps_status find_graph(ps_engine *e, const ps_run_step *step, ps_run_graph **out, ps_error *err) {
+    ps_run_device *r = &e->run;
+    const ps_run_tier *t = step->tier;
+    *out = NULL;
+    if (step->tail_only || step->n_tokens > PS_RUN_GRAPH_TOKENS || step->dev_end - step->dev_begin < 8 ||
+        t->has_kv_copies || (t->has_weight_copies && !e->weights_direct))
+        return PS_OK;
+    ps_graph_key key = {t, step->n_tokens, step->n_spans, step->span_rows, step->n_outputs};
+    uint32_t oldest = 0;
+    for (uint32_t i = 0; i < r->n_graphs; i++) {
+        if (same_key(&r->graphs[i].key, &key)) {
+            *out = &r->graphs[i];
+            r->graphs[i].used = e->stats.n_steps;
+            return PS_OK;
+        }
+        if (r->graphs[i].used < r->graphs[oldest].used)
+            oldest = i;
+    }
+    bool known = false;
+    for (uint32_t i = 0; i < r->n_keys && i < PS_RUN_KEYS; i++)
+        known |= same_key(&r->keys[i], &key);
+    if (!known) { /* it pays from the second time on */
+        r->keys[r->n_keys++ % PS_RUN_KEYS] = key;
+        return PS_OK;
+    }
+    ps_device_graph *graph;
+    r->traffic = (ps_run_traffic){0};
+    r->graph_events = r->n_graph_timed = 0;
+    memset(r->last_time, 0, sizeof r->last_time);
+    ps_status status = capture(e, step, &graph, err);
+    r->loose = false;
+    if (status == PS_E_UNSUPPORTED && e->tracing)
+        return PS_OK; /* too long to be timed as a graph */
+    if (status != PS_OK)
+        return status;
+    ps_run_timed *timed = NULL;
+    if (r->n_graph_timed != 0) {
+        timed = malloc(r->n_graph_timed * sizeof *timed);
+        if (timed == NULL) {
+            ps_device_graph_free(r->device, graph);
+            return ps_error_set(err, PS_E_NOMEM, "trace", "no memory for %u times", r->n_graph_timed);
+        }
+        memcpy(timed, r->graph_timed, r->n_graph_timed * sizeof *timed);
+    }
+    if (r->n_graphs == PS_RUN_GRAPHS) {
+        ps_device_graph_free(r->device, r->graphs[oldest].graph);
+        free(r->graphs[oldest].timed);
+        *out = &r->graphs[oldest];
+    } else {
+        *out = &r->graphs[r->n_graphs++];
+    }
+    **out = (ps_run_graph){.key = key,
+                           .graph = graph,
+                           .traffic = r->traffic,
+                           .used = e->stats.n_steps,
+                           .timed = timed,
+                           .n_timed = r->n_graph_timed};
+    e->stats.n_graphs = r->n_graphs;
+    return PS_OK;
 }
 
 /* ---- a pass ---- */
@@ -137,14 +238,6 @@ static ps_status fill_entries(ps_engine *e, const ps_run_tier *t, ps_error *err)
     return status;
 }
 
-/* Where the entries of a queue reach `entry` of all. */
-static uint32_t first_in(const ps_run_schedule *s, ps_queue q, uint32_t entry) {
-    uint32_t n = 0;
-    while (n < s->n_queue[q] && s->queue[q][n] < entry)
-        n++;
-    return n;
-}
-
 ps_status ps_device_pass_prepare(ps_engine *e, const ps_run_step *step, ps_error *err) {
     ps_run_device *r = &e->run;
     const ps_run_schedule *s = step->schedule;
@@ -152,9 +245,7 @@ ps_status ps_device_pass_prepare(ps_engine *e, const ps_run_step *step, ps_error
     r->base = r->next_base;
     r->next_base += points + 2;
     r->final = r->base + final_point(step);
-    r->part_begin = step->dev_begin;
-    for (int q = 0; q < PS_QUEUE_COUNT; q++)
-        r->next[q] = first_in(s, (ps_queue)q, step->dev_begin);
+    r->next = step->dev_begin;
     r->in_chunk = 0;
     r->chunks = r->chunks_passed = 0;
     r->as_graph = r->ended = r->used_d2h = false;
@@ -164,14 +255,14 @@ ps_status ps_device_pass_prepare(ps_engine *e, const ps_run_step *step, ps_error
     ps_device_fill_block(e, step);
     ps_status status = PS_OK;
     if (r->loose) {
-        status = ps_device_join(r, err);
+        status = join_streams(r, err);
         r->loose = false;
     }
     if (status == PS_OK && step->tier != r->slots && step->tier->program->n_entries != 0) {
         r->slots = NULL;
         status = fill_entries(e, step->tier, err);
         if (status == PS_OK)
-            status = ps_device_join(r, err);
+            status = join_streams(r, err);
         r->loose = false;
     }
     r->slots = step->tier;
@@ -183,23 +274,23 @@ ps_status ps_device_pass_begin(ps_engine *e, const ps_run_step *step, ps_error *
     ps_status status = ps_device_pass_prepare(e, step, err);
     ps_run_graph *graph = NULL;
     if (status == PS_OK)
-        status = ps_device_find_graph(e, step, &graph, err);
-    r->part_begin = step->dev_begin;
+        status = find_graph(e, step, &graph, err);
     if (status == PS_OK && graph != NULL) {
-        r->as_graph = true;
+        r->as_graph = r->ended = true;
         r->graph = graph;
-        r->part = 0;
         r->traffic = graph->traffic;
-        for (int q = 0; q < PS_QUEUE_COUNT; q++)
-            r->next[q] = step->schedule->n_queue[q];
+        r->next = step->dev_end;
         e->stats.n_graph_steps++;
-        return ps_device_launch_parts(e, err);
+        status = ps_device_graph_launch(r->device, graph->graph, err);
+        if (status == PS_OK)
+            status = ps_device_record(r->device, PS_STREAM_COMPUTE, PS_EVENT_LAST, err);
+        return status;
     }
     r->traffic = (ps_run_traffic){0};
     r->used_d2h = false;
     if (status == PS_OK)
         status = ps_device_send_block(e, err);
-    return status == PS_OK ? ps_device_fork(r, err) : status;
+    return status == PS_OK ? fork_streams(r, err) : status;
 }
 
 /* See which chunks of the window have ended. False: a driver error, taken care of. */
@@ -234,73 +325,33 @@ static bool cpu_is_there(const ps_engine *e, const ps_run_step *step, const ps_r
                e->run.base + entry->await;
 }
 
-/* Whether an entry may be enqueued now. Outside of graphs queues go ahead of each other, so that copies for later layers do
- * not wait for the CPU's share of this one: but not of what they wait for themselves, and points are made in order. */
-static bool may_enqueue(const ps_engine *e, const ps_run_step *step, const ps_run_entry *entry, bool lowest,
-                        bool ahead) {
-    const ps_run_device *r = &e->run;
-    const ps_run_schedule *s = step->schedule;
-    const ps_run_op *op = &step->tier->ops[entry->op];
-    if (entry->point != 0 && !lowest)
-        return false;
-    /* Behind a staging ring a copy waits for room, so it must not run ahead of what the CPU has to do for that. */
-    if (!e->weights_direct && ahead && op->kind == PS_RUN_COPY_WEIGHT)
-        return false;
-    for (int i = 0; i < 2; i++) {
-        const ps_run_entry *other = &s->dev[entry->wait_entry[i]];
-        if (entry->wait[i] != 0 && entry->wait_entry[i] >= step->dev_begin &&
-            other->nth >= r->next[step->tier->ops[other->op].instr->queue])
-            return false;
-    }
-    return cpu_is_there(e, step, entry);
-}
-
-/* The next entry to enqueue: the first one that may be; NULL: none now. *out_left: some must still be, before `before`. */
-static const ps_run_entry *choose_entry(const ps_engine *e, const ps_run_step *step, uint32_t before,
-                                        bool *out_left) {
-    const ps_run_device *r = &e->run;
-    const ps_run_schedule *s = step->schedule;
-    const ps_run_entry *heads[PS_QUEUE_COUNT] = {NULL}, *best = NULL;
-    uint32_t lowest = UINT32_MAX;
-    for (int q = 0; q < PS_QUEUE_COUNT; q++) {
-        if (r->next[q] >= s->n_queue[q] || s->queue[q][r->next[q]] >= step->dev_end)
-            continue;
-        heads[q] = &s->dev[s->queue[q][r->next[q]]];
-        lowest = heads[q]->index < lowest ? heads[q]->index : lowest;
-    }
-    *out_left = lowest < before;
-    for (int q = 0; q < PS_QUEUE_COUNT; q++)
-        if (heads[q] != NULL && (best == NULL || heads[q]->index < best->index) &&
-            may_enqueue(e, step, heads[q], heads[q]->index == lowest, heads[q]->index >= before))
-            best = heads[q];
-    return best;
-}
-
 void ps_device_pass_pump(ps_engine *e, const ps_run_step *step, uint32_t before) {
     ps_run_device *r = &e->run;
-    ps_error err = {0};
-    if (r->as_graph) {
-        if (e->abort == PS_ABORT_NONE && ps_device_launch_parts(e, &err) != PS_OK)
-            ps_engine_abort(e, PS_ABORT_ERROR, &err);
-        return;
-    }
-    while (e->abort == PS_ABORT_NONE) {
-        bool left;
-        const ps_run_entry *entry = choose_entry(e, step, before, &left);
-        if (entry != NULL && r->chunks - r->chunks_passed >= PS_RUN_WINDOW) {
+    while (r->next < step->dev_end && e->abort == PS_ABORT_NONE) {
+        const ps_run_entry *entry = &step->schedule->dev[r->next];
+        if (r->chunks - r->chunks_passed >= PS_RUN_WINDOW) {
             if (!read_window(e))
                 return;
-            if (r->chunks - r->chunks_passed >= PS_RUN_WINDOW)
-                entry = NULL;
+            if (r->chunks - r->chunks_passed >= PS_RUN_WINDOW) {
+                if (entry->index >= before)
+                    return; /* only ahead of time: the CPU's work comes first */
+                ps_device_pass_look(e);
+                continue;
+            }
         }
-        if (entry == NULL) {
-            if (!left)
-                return;             /* the rest is ahead of time: the CPU's work comes first */
-            ps_device_pass_look(e); /* the device, or the others of the team, are about to make room */
+        /* Behind a staging ring a copy waits for room, so it must not run ahead of what the CPU has to do for that. */
+        if (!e->weights_direct && entry->index >= before &&
+            step->tier->ops[entry->op].kind == PS_RUN_COPY_WEIGHT)
+            return;
+        if (!cpu_is_there(e, step, entry)) {
+            if (entry->index >= before)
+                return;
+            ps_device_pass_look(e); /* the others are about to finish it */
             continue;
         }
-        ps_status status = ps_device_enqueue_entry(e, step, entry, step->kv_end, &err);
-        r->next[step->tier->ops[entry->op].instr->queue]++;
+        ps_error err = {0};
+        ps_status status = enqueue_entry(e, step, entry, step->kv_end, &err);
+        r->next++;
         if (status == PS_OK && ++r->in_chunk == PS_RUN_CHUNK) {
             r->in_chunk = 0;
             status = ps_device_record(r->device, PS_STREAM_COMPUTE,
@@ -316,7 +367,7 @@ void ps_device_pass_end(ps_engine *e, const ps_run_step *step) {
     ps_error err = {0};
     ps_device_pass_pump(e, step, UINT32_MAX);
     if (!r->as_graph && e->abort == PS_ABORT_NONE) {
-        ps_status status = ps_device_enqueue_end(e, step, &err);
+        ps_status status = enqueue_end(e, step, &err);
         if (status == PS_OK)
             status = ps_device_record(r->device, PS_STREAM_COMPUTE, PS_EVENT_LAST, &err);
         r->ended = status == PS_OK;
@@ -324,12 +375,8 @@ void ps_device_pass_end(ps_engine *e, const ps_run_step *step) {
             ps_engine_abort(e, PS_ABORT_ERROR, &err);
     }
     const uint64_t *flag = ps_device_flag(r->device, PS_FLAG_GPU);
-    for (uint32_t spins = 1; __atomic_load_n(flag, __ATOMIC_ACQUIRE) < r->final && e->abort == PS_ABORT_NONE;
-         spins++) {
-        if (r->as_graph && !r->ended && spins % 64 == 0)
-            ps_device_pass_pump(e, step, UINT32_MAX);
+    while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) < r->final && e->abort == PS_ABORT_NONE)
         ps_device_pass_look(e);
-    }
     int reference = __atomic_load_n(&r->emulated_status, __ATOMIC_ACQUIRE);
     if (reference != 0 && e->abort == PS_ABORT_NONE) {
         ps_error_set(&err, (ps_status)reference, "emulated device", "a kernel failed");

@@ -33,7 +33,6 @@ enum {
     PS_RUN_NO_SPANS = UINT32_MAX,
     PS_RUN_GRAPH_TOKENS = 8, /* most rows of a step that becomes a graph */
     PS_RUN_GRAPHS = 16,      /* most graphs kept */
-    PS_RUN_PARTS = 8,        /* most parts of a graph */
     PS_RUN_KEYS = 64,        /* shapes of steps remembered, to make a graph of one that comes again */
     /* Events of the device: those of a pass as a whole, those of the window of enqueued work, those of a schedule, and in a
      * trace the times of instructions. */
@@ -75,16 +74,15 @@ typedef struct ps_run_op {
 
 /* An instruction in the expanded stream. Points count from 1, in stream order, on each side. */
 typedef struct ps_run_entry {
-    uint32_t op, tile;      /* of tier->ops, of the step */
-    uint32_t index;         /* in the expanded stream */
-    uint32_t point;         /* its end is this point of its side; 0: nobody on the other side waits for it */
-    uint32_t await;         /* point of the other side that it waits for; 0: none */
-    uint32_t spread;        /* cpu: the first of its spreads */
-    uint16_t record;        /* device: event behind it; 0: none */
-    uint16_t wait[2];       /* device: events it waits for; 0: none */
-    uint32_t wait_entry[2]; /* device: the entries behind which those are recorded */
-    uint32_t nth;           /* device: its place among the entries of its queue */
-    bool barrier;           /* cpu: the team meets before it */
+    uint32_t op, tile; /* of tier->ops, of the step */
+    uint32_t index;    /* in the expanded stream */
+    uint32_t point;    /* its end is this point of its side; 0: nobody on the other side waits for it */
+    uint32_t await;    /* point of the other side that it waits for; 0: none */
+    uint32_t spread;   /* cpu: the first of its spreads */
+    uint16_t record;   /* device: event behind it; 0: none */
+    uint16_t wait[2];  /* device: events it waits for; 0: none */
+    bool body[2];      /* that event is of the body, this entry of the tail */
+    bool barrier;      /* cpu: the team meets before it */
 } ps_run_entry;
 
 typedef struct ps_run_schedule {
@@ -92,8 +90,6 @@ typedef struct ps_run_schedule {
     uint32_t length; /* instructions of the stream, those that do not run included */
     uint32_t n_cpu, n_dev;
     ps_run_entry *cpu, *dev;
-    uint32_t *queue[PS_QUEUE_COUNT]; /* [n_queue] which of dev are of that queue */
-    uint32_t n_queue[PS_QUEUE_COUNT];
     uint32_t cpu_tail, dev_tail, tail_index; /* where the tail begins */
     uint32_t cpu_points, dev_points;
     uint32_t cpu_tail_points, dev_tail_points; /* of these, before the tail */
@@ -150,11 +146,9 @@ typedef struct ps_run_timed {
 
 typedef struct ps_run_graph {
     ps_graph_key key;
-    ps_device_graph
-        *parts[PS_RUN_PARTS]; /* one after the other; the second next is launched when one has ended */
-    uint32_t n_parts;
     ps_run_timed *timed; /* [n_timed], from malloc */
     uint32_t n_timed;
+    ps_device_graph *graph;
     ps_run_traffic traffic;
     uint64_t used; /* number of the step that used it last */
 } ps_run_graph;
@@ -181,9 +175,7 @@ typedef struct ps_run_device {
     uint64_t n_loaded; /* resident pieces in VRAM, the first of this level's list */
     ps_resident *loaded;
     /* Enqueueing of the pass in progress. */
-    uint32_t next[PS_QUEUE_COUNT];  /* of the queue's entries */
-    uint32_t part_begin;            /* first entry of the part of a graph being captured */
-    uint32_t part;                  /* of the pass's graph: the next to launch */
+    uint32_t next;                  /* entry */
     uint64_t chunks, chunks_passed; /* recorded, known to have ended */
     uint32_t in_chunk;
     bool as_graph;          /* the pass was launched as one */
@@ -332,18 +324,6 @@ void ps_device_pass_end(ps_engine *engine, const ps_run_step *step);
 void ps_device_pass_look(ps_engine *engine);
 /* After an abort, or before memory is changed: nothing runs on the device any more. */
 ps_status ps_device_pass_drain(ps_engine *engine, ps_error *err);
-ps_status ps_device_enqueue_entry(ps_engine *engine, const ps_run_step *step, const ps_run_entry *entry,
-                                  uint64_t kv_bound, ps_error *err);
-/* The streams of copies wait for the compute stream, or it for them; the point at the end of a pass. */
-ps_status ps_device_fork(ps_run_device *run, ps_error *err);
-ps_status ps_device_join(ps_run_device *run, ps_error *err);
-ps_status ps_device_enqueue_end(ps_engine *engine, const ps_run_step *step, ps_error *err);
-
-/* device_graph.c: steps as graphs. */
-/* The step's graph; *out NULL: it has none, as its shape is new or cannot be one. */
-ps_status ps_device_find_graph(ps_engine *engine, const ps_run_step *step, ps_run_graph **out, ps_error *err);
-/* Launch the parts of the pass's graph that may run now. */
-ps_status ps_device_launch_parts(ps_engine *engine, ps_error *err);
 void ps_device_drop_graphs(ps_engine *engine);
 /* One op on the device's queue, its tile's arguments filled in. */
 ps_status ps_engine_enqueue_op(ps_engine *engine, const ps_run_step *step, const ps_run_op *op, uint32_t tile,

@@ -107,14 +107,11 @@ static bool aborted(const ps_engine *e) {
 }
 
 /* Until the device has come to a point of this pass. Thread 0 looks after the device meanwhile. */
-static void wait_point(ps_engine *e, const ps_run_step *step, const ps_run_entry *entry, uint32_t thread) {
-    const uint32_t point = entry->await;
+static void wait_point(ps_engine *e, uint32_t point, uint32_t thread) {
     const uint64_t *flag = ps_device_flag(e->run.device, PS_FLAG_GPU), want = e->run.base + point;
     for (uint32_t spins = 1; __atomic_load_n(flag, __ATOMIC_ACQUIRE) < want && !aborted(e); spins++) {
-        if (thread == 0 && spins % 64 == 0) {
-            ps_device_pass_pump(e, step, entry->index);
+        if (thread == 0 && spins % 64 == 0)
             ps_device_pass_look(e);
-        }
         PAUSE();
     }
 }
@@ -165,7 +162,7 @@ static void team_run(void *ctx, uint32_t thread) {
         if (entry->barrier)
             meet(job, thread);
         if (entry->await > step->dev_point0)
-            wait_point(e, step, entry, thread);
+            wait_point(e, entry->await, thread);
         if (aborted(e))
             break;
         if (events != NULL)

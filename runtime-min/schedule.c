@@ -152,7 +152,7 @@ static ps_status number(builder *b, ps_error *err) {
                 return ps_error_set(err, PS_E_UNSUPPORTED, "plan",
                                     "instruction %u of a step waits for one too far back", s->dev[k].index);
             s->dev[k].wait[w] = (uint16_t)(PS_EVENT_ORDER + event % PS_RUN_ORDER_EVENTS);
-            s->dev[k].wait_entry[w] = b->items[target].entry;
+            s->dev[k].body[w] = target < s->tail_index && s->dev[k].index >= s->tail_index;
         }
         if (s->dev[k].record != 0) {
             s->dev[k].spread = n_events;
@@ -181,7 +181,6 @@ static ps_status expand(builder *b, ps_arena *arena, ps_error *err) {
     ps_run_schedule *s = b->s;
     const ps_run_tier *t = b->t;
     uint32_t last[PS_QUEUE_COUNT] = {NOWHERE, NOWHERE, NOWHERE, NOWHERE}, layer;
-    uint32_t n_queue[PS_QUEUE_COUNT] = {0};
     s->tail_index = NOWHERE;
     ps_cursor c;
     ps_cursor_start(&c, t->program, s->n_tiles);
@@ -196,7 +195,6 @@ static ps_status expand(builder *b, ps_arena *arena, ps_error *err) {
             s->tail_index = (uint32_t)c.index;
         if (!block->over_tiles || ps_instr_runs(in, c.tile, s->n_tiles)) {
             it->entry = in->queue == PS_QUEUE_CPU ? s->n_cpu++ : s->n_dev++;
-            n_queue[in->queue] += in->queue != PS_QUEUE_CPU;
             last[in->queue] = (uint32_t)c.index;
         }
         it->last = last[in->queue];
@@ -206,12 +204,7 @@ static ps_status expand(builder *b, ps_arena *arena, ps_error *err) {
     s->cpu = ps_arena_array(arena, s->n_cpu, sizeof *s->cpu);
     s->dev = ps_arena_array(arena, s->n_dev, sizeof *s->dev);
     b->awaited = malloc(((size_t)s->n_cpu + 3 * (size_t)s->n_dev + 1) * sizeof *b->awaited);
-    bool room = s->cpu != NULL && s->dev != NULL && b->awaited != NULL;
-    for (int q = 0; q < PS_QUEUE_COUNT; q++) {
-        s->queue[q] = ps_arena_array(arena, n_queue[q], sizeof *s->queue[q]);
-        room = room && s->queue[q] != NULL;
-    }
-    if (!room)
+    if (s->cpu == NULL || s->dev == NULL || b->awaited == NULL)
         return ps_error_set(err, PS_E_NOMEM, "plan", "no memory for a schedule of %u instructions",
                             s->length);
     memset(b->awaited, 0xff, ((size_t)s->n_cpu + 3 * (size_t)s->n_dev) * sizeof *b->awaited);
@@ -234,9 +227,7 @@ ps_status ps_engine_schedule(ps_engine *e, ps_run_tier *t, uint32_t n_tiles, ps_
             continue;
         uint32_t need[PS_QUEUE_COUNT];
         ps_run_entry *entry = entry_of(&b, i);
-        *entry = (ps_run_entry){.op = it->op, .tile = it->tile, .index = i, .nth = out->n_queue[it->queue]};
-        if (it->queue != PS_QUEUE_CPU)
-            out->queue[it->queue][out->n_queue[it->queue]++] = it->entry;
+        *entry = (ps_run_entry){.op = it->op, .tile = it->tile, .index = i};
         find_needs(&b, i, need);
         if (it->queue != PS_QUEUE_CPU)
             need[it->queue] = NOWHERE; /* the queue itself sees to it */

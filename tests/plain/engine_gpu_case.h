@@ -33,7 +33,6 @@ typedef struct gc_level {
     bool ffn_on_cpu;  /* feed-forward blocks on the cpu queue */
     bool split_moe;   /* experts near and far; max_direct of the tier 2 */
     gc_kv kv;
-    bool slow; /* predicted so slow that graphs are cut into parts */
 } gc_level;
 
 typedef struct gc {
@@ -468,8 +467,6 @@ static inline void gc_tier(gc *g, ps_level *l, ps_tier *t, uint64_t at0[2]) {
     l->vram_work_bytes = at[1] > l->vram_work_bytes ? at[1] : l->vram_work_bytes;
     t->step_empty_s = t->step_full_s = 1e-3 * t->max_tokens;
     t->raw_bound_s = t->reachable_bound_s = 0.5e-3 * t->max_tokens;
-    if (g->level->slow)
-        t->step_empty_s = t->step_full_s = 0.3;
 }
 
 static inline void gc_residents(gc *g, ps_level *l, const gc_level *want) {

@@ -98,7 +98,6 @@ typedef struct variant {
     uint32_t n_slots, cut;
     gc_kv kv;
     const char *hold;
-    bool slow;
 } variant;
 
 /* All on the GPU: the same bits, whatever the memory. */
@@ -109,7 +108,6 @@ static const variant on_gpu[] = {
     {.name = "half resident", .resident_attn = true},
     {.name = "one slot", .stream = true, .n_slots = 1},
     {.name = "two slots", .stream = true, .n_slots = 2},
-    {.name = "two slots, graphs in parts", .stream = true, .n_slots = 2, .slow = true},
     {.name = "three slots, cut", .stream = true, .n_slots = 3, .cut = 3},
     {.name = "slots of their own", .stream = true},
     {.name = "carried", .stream = true, .carry = true},
@@ -128,7 +126,6 @@ static gc_level level_of(const variant *v) {
     l.n_slots = v->n_slots;
     l.cut = v->cut;
     l.kv = v->kv;
-    l.slow = v->slow;
     return l;
 }
 
@@ -210,7 +207,7 @@ static void test_placements(const char *preset) {
  * is the same. */
 static void test_trace(const char *preset) {
     static const variant traced[] = {
-        {.name = "feed-forward on the CPU", .stream = true, .n_slots = 2, .ffn_on_cpu = true, .slow = true},
+        {.name = "feed-forward on the CPU", .stream = true, .n_slots = 2, .ffn_on_cpu = true},
         {.name = "KV through a slot", .resident_ffn = true, .kv = GC_KV_SLOT}};
     engine_case c;
     char path[128];

@@ -5,12 +5,14 @@
  * slots, which may go on into the next pass: that one begins with the compute stream waiting for them. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/clock.h"
 #include "runtime-min/engine_internal.h"
 
-enum { LOOK_NS = 200000, CHECK_NS = 2000000 };
-static const uint64_t stuck_ns = 60000000000; /* without any sign of life */
+enum { LOOK_NS = 200000, CHECK_NS = 2000000, NAP_NS = 50000 };
+/* Without any sign of life; kernels of the emulated device can take long. */
+static const uint64_t stuck_ns = 60000000000, emulated_stuck_ns = 900000000000;
 
 static const uint64_t *base_address(const ps_engine *e) {
     return (const uint64_t *)(const void *)e->run.d_block;
@@ -375,8 +377,15 @@ void ps_device_pass_end(ps_engine *e, const ps_run_step *step) {
             ps_engine_abort(e, PS_ABORT_ERROR, &err);
     }
     const uint64_t *flag = ps_device_flag(r->device, PS_FLAG_GPU);
-    while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) < r->final && e->abort == PS_ABORT_NONE)
+    uint64_t start_ns = ps_clock_ns();
+    for (uint32_t spins = 1; __atomic_load_n(flag, __ATOMIC_ACQUIRE) < r->final && e->abort == PS_ABORT_NONE;
+         spins++) {
+        if (spins % 64 != 0)
+            continue;
         ps_device_pass_look(e);
+        if (ps_clock_ns() - start_ns > r->spin_ns)
+            nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+    }
     int reference = __atomic_load_n(&r->emulated_status, __ATOMIC_ACQUIRE);
     if (reference != 0 && e->abort == PS_ABORT_NONE) {
         ps_error_set(&err, (ps_status)reference, "emulated device", "a kernel failed");
@@ -418,9 +427,10 @@ void ps_device_pass_look(ps_engine *e) {
     if (status == PS_OK && passed && __atomic_load_n(flag, __ATOMIC_ACQUIRE) < r->final)
         status =
             ps_error_set(&err, PS_E_INTERNAL, "GPU", "ended its work without coming to the end of the step");
-    if (status == PS_OK && now - r->progress_ns > stuck_ns)
+    uint64_t limit_ns = ps_device_get_info(r->device)->emulated ? emulated_stuck_ns : stuck_ns;
+    if (status == PS_OK && now - r->progress_ns > limit_ns)
         status = ps_error_set(&err, PS_E_OS, "GPU", "no sign of life for %llu s",
-                              (unsigned long long)(stuck_ns / 1000000000));
+                              (unsigned long long)(limit_ns / 1000000000));
     if (status != PS_OK)
         ps_engine_abort(e, PS_ABORT_ERROR, &err);
 }

@@ -164,6 +164,7 @@ typedef struct ps_run_device {
     uint64_t block_bytes;                        /* room */
     uint64_t block_used;                         /* of this pass */
     uint64_t at_positions, at_outputs, at_spans; /* of this pass */
+    uint64_t spin_ns;                            /* how long a wait for the device spins before it naps */
     uint64_t base, next_base;                    /* flags = base + point; grows from pass to pass */
     uint8_t *d_tables; /* in `own`, behind the block: experts' addresses and resident bits */
     uint8_t *tables;   /* the same bytes, page-locked */

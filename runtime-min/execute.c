@@ -3,6 +3,8 @@
  * device's entries meanwhile, or has launched them all as a graph before.
  *
  * A pass may end early (an error, a change of level): thread 0 says so, the others leave at their next look. */
+#include <time.h>
+
 #include "core/clock.h"
 #include "runtime-min/engine_internal.h"
 
@@ -106,13 +108,22 @@ static bool aborted(const ps_engine *e) {
     return __atomic_load_n(&e->abort, __ATOMIC_ACQUIRE) != PS_ABORT_NONE;
 }
 
-/* Until the device has come to a point of this pass. Thread 0 looks after the device meanwhile. */
+/* Until the device has come to a point of this pass. Thread 0 looks after the device meanwhile. Where it takes long, as in
+ * long steps, waiting lets others have the core. */
 static void wait_point(ps_engine *e, uint32_t point, uint32_t thread) {
+    enum { SPINS = 64, NAP_NS = 50000 };
     const uint64_t *flag = ps_device_flag(e->run.device, PS_FLAG_GPU), want = e->run.base + point;
+    uint64_t start_ns = 0;
     for (uint32_t spins = 1; __atomic_load_n(flag, __ATOMIC_ACQUIRE) < want && !aborted(e); spins++) {
-        if (thread == 0 && spins % 64 == 0)
-            ps_device_pass_look(e);
         PAUSE();
+        if (spins % SPINS != 0)
+            continue;
+        if (thread == 0)
+            ps_device_pass_look(e);
+        uint64_t now = ps_clock_ns();
+        start_ns = start_ns == 0 ? now : start_ns;
+        if (now - start_ns > e->run.spin_ns)
+            nanosleep(&(struct timespec){0, NAP_NS}, NULL);
     }
 }
 

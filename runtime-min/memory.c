@@ -58,6 +58,8 @@ ps_status ps_engine_open_device(ps_engine *e, const ps_engine_options *o, ps_err
     if (status != PS_OK)
         return status;
     e->has_device = true;
+    /* Naps cost up to a tenth of a millisecond at the end of a wait; an emulated device needs the cores itself. */
+    e->run.spin_ns = emulated || ps_device_get_info(e->run.device)->display ? 200000 : 20000000;
     e->info.device = ps_device_get_info(e->run.device)->name;
     if (emulated)
         return PS_OK;

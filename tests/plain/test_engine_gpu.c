@@ -1,6 +1,6 @@
 /* The engine with a GPU, on the emulated device: weights resident, direct and streamed, caches in VRAM, in host memory and
  * through slots, the CPU taking part, give what the CPU alone gives within the kernels' tolerances, and the same bits among
- * themselves; several sequences, tiles, tails in groups. */
+ * themselves; several sequences, tiles, tails in groups, traces, weights behind a staging ring. */
 #include <math.h>
 
 #include "engine_gpu_case.h"
@@ -256,6 +256,105 @@ static void test_trace(const char *preset) {
     case_remove(&c);
 }
 
+/* A prompt longer than a tile: shards over tiles, weights copied once for all of them, give the bits of steps of one tile. */
+static void test_tiles(const char *preset) {
+    enum { N = 2048 + 75 };
+    static const variant tiled[] = {
+        {.name = "resident, a tile at a time", .resident_attn = true, .resident_ffn = true},
+        {.name = "streamed, KV through a slot", .stream = true, .kv = GC_KV_SLOT},
+        {.name = "feed-forward on the CPU",
+         .stream = true,
+         .carry = true,
+         .ffn_on_cpu = true,
+         .kv = GC_KV_HOST},
+    };
+    engine_case c;
+    case_make(&c, preset, 256, 1, 1, 64);
+    float *want = NULL;
+    for (size_t i = 0; i < sizeof tiled / sizeof *tiled; i++) {
+        gc_level l = level_of(&tiled[i]);
+        l.bucket_tokens = 2304;
+        l.n_seqs = 1;
+        l.n_tiers = 2;
+        l.tiers[0] = 64;
+        l.tiers[1] = i == 0 ? 2048 : 4096;
+        gc_write(&c, &l, 1);
+        ps_engine *e = gc_open(&c, &(ps_engine_options){.n_sessions = 1});
+        const uint32_t v = ps_engine_get_info(e)->n_vocab;
+        int32_t *ids = malloc(N * sizeof *ids);
+        float *have = malloc(v * sizeof *have);
+        if (ids == NULL || have == NULL)
+            case_die("memory", NULL);
+        fill_tokens(ids, N, v, 2);
+        ps_session *s = new_session(e);
+        eval(e, s, ids, N - 1, have, false);
+        eval(e, s, ids + N - 1, 1, have, false);
+        ps_engine_stats st;
+        ps_engine_get_stats(e, &st);
+        CHECK(st.n_steps == 2 + (i == 0), "%s: %llu steps", tiled[i].name, (unsigned long long)st.n_steps);
+        if (want == NULL) {
+            want = have;
+        } else {
+            double d = distance(have, want, v);
+            CHECK(tiled[i].ffn_on_cpu ? d < 0.05 : d == 0, "%s, %s: tiles are %.3g away", preset,
+                  tiled[i].name, d);
+            free(have);
+        }
+        ps_session_free(s);
+        ps_engine_close(e);
+        free(ids);
+    }
+    free(want);
+    case_remove(&c);
+}
+
+/* Weights behind a staging ring, as where little may be page-locked: the same bits; direct reads are refused. */
+static void test_staged(void) {
+    engine_case c;
+    case_make(&c, "tiny-llama", 256, N_SEQS, 1, 64);
+    static const variant held[] = {{.name = "resident", .resident_attn = true, .resident_ffn = true},
+                                   {.name = "resident, staged",
+                                    .resident_attn = true,
+                                    .resident_ffn = true,
+                                    .hold = "mapped file, staging ring"},
+                                   {.name = "resident, read in plan order",
+                                    .resident_attn = true,
+                                    .resident_ffn = true,
+                                    .hold = "read in plan order, staging ring"}};
+    float *want = NULL;
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
+        gc_level l = level_of(&held[i]);
+        gc_write(&c, &l, 1);
+        ps_engine *e = gc_open(&c, &(ps_engine_options){.n_sessions = N_SEQS, .hold = held[i].hold});
+        CHECK(held[i].hold == NULL || strcmp(ps_engine_get_info(e)->weights, held[i].hold) == 0, "%s",
+              ps_engine_get_info(e)->weights);
+        uint64_t n;
+        float *have = run(e, &n);
+        CHECK(want == NULL || memcmp(have, want, n * sizeof *have) == 0, "%s: other bits", held[i].name);
+        if (want == NULL)
+            want = have;
+        else
+            free(have);
+        ps_engine_close(e);
+    }
+    free(want);
+    gc_level l = plain; /* everything direct */
+    gc_write(&c, &l, 1);
+    ps_engine *none;
+    ps_error err = {0};
+    ps_status status =
+        gc_try_open(&c, &(ps_engine_options){.hold = "mapped file, staging ring"}, &none, &err);
+    CHECK(status == PS_E_UNAVAILABLE, "direct reads of staged weights: %s", ps_status_name(status));
+    /* What a budget cannot hold is refused with both figures. */
+    l.resident_attn = l.resident_ffn = true;
+    gc_write(&c, &l, 1);
+    status = gc_try_open(&c, &(ps_engine_options){.emulated_base_bytes = (uint64_t)1000 << 20}, &none, &err);
+    CHECK(status == PS_E_INFEASIBLE && strstr(err.message, "1073741824") != NULL &&
+              strstr(err.message, "1048576000") != NULL,
+          "%s: %s", ps_status_name(status), err.message);
+    case_remove(&c);
+}
+
 int main(int argc, char **argv) {
     static const char *const presets[] = {"tiny-llama", "tiny-qwen3", "tiny-qwen3moe", "tiny-gemma3"};
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++)
@@ -263,6 +362,10 @@ int main(int argc, char **argv) {
             test_placements(presets[i]);
     if (argc < 2 || strcmp(argv[1], "trace") == 0)
         test_trace("tiny-llama");
+    if (argc < 2 || strcmp(argv[1], "tiles") == 0)
+        test_tiles("tiny-llama");
+    if (argc < 2 || strcmp(argv[1], "held") == 0)
+        test_staged();
     if (failures == 0)
         printf("engine with a GPU: placements of 4 architectures\n");
     return failures != 0;

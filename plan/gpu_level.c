@@ -1,7 +1,7 @@
 /* Levels with a GPU: families, memory, residents. See build.h.
  *
  * Of the budget, base (context, libraries, the executor's own) comes first; the work arena holds KV, buffers, slots and scratch
- * of the largest tier; resident weights take the rest. The work arena depends on what is resident (less is streamed) and
+ * of the tier that takes most; resident weights take the rest. The work arena depends on what is resident (less is streamed) and
  * the other way round: a few rounds, beginning with nothing resident, find a pair that fits. */
 #include <math.h>
 #include <stdio.h>
@@ -116,18 +116,16 @@ static ps_status build_tier(ps_building *b, const ps_level_request *lr, const ps
     return status;
 }
 
-/* Bytes of the work arena but for KV: of the tiers that take most. */
+/* Bytes of the work arena but for KV. The longest tier need not take most: kernels for fewer rows can want more scratch. Of the
+ * tiers of few rows the last one does. */
 static ps_status work_bytes(trial *t, const ps_resident_set *set, uint64_t *out) {
-    uint32_t tiers[4], n = 0, most = t->c.max_step;
-    tiers[n++] = most;
-    if (most > PS_TILE_TOKENS)
-        tiers[n++] = PS_TILE_TOKENS;
-    if (most > PS_PLAN_DECODE_TOKENS)
-        tiers[n++] = PS_PLAN_DECODE_TOKENS;
+    uint32_t tiers[MAX_TIERS], n = tiers_up_to(t->c.max_step, tiers);
     ps_status status = trial_again(t);
     uint64_t end[2] = {0, 0}, none[2] = {0, 0};
     for (uint32_t i = 0; i < n && !status; i++) {
         ps_tier tier = {0};
+        if (i + 1 < n && tiers[i + 1] <= PS_PLAN_DECODE_TOKENS)
+            continue;
         status = build_tier(&t->b, t->lr, &t->c, set, t->kv, none, tiers[i], false, t->b.work, &tier, end);
     }
     *out = end[PS_SPACE_VRAM];
@@ -157,6 +155,13 @@ static bool divide(trial *t, uint64_t avail, uint64_t work, uint64_t *out_weight
     return true;
 }
 
+static uint32_t shorter(uint32_t step) { /* the next lower power of two */
+    uint32_t to = 1;
+    while (to * 2 < step)
+        to *= 2;
+    return to;
+}
+
 /* The longest step whose work arena leaves enough for weights, nothing resident. *out_work: bytes there. */
 static ps_status shorten(trial *t, uint64_t avail, const ps_resident_set *none, uint64_t *out_work) {
     for (;;) {
@@ -170,34 +175,24 @@ static ps_status shorten(trial *t, uint64_t avail, const ps_resident_set *none, 
             return status;
         if ((!status && !tight) || t->c.max_step <= (never || status ? PS_PLAN_DECODE_TOKENS : MIN_STEP))
             return status;
-        uint32_t step = 1; /* the next lower power of two */
-        while (step * 2 < t->c.max_step)
-            step *= 2;
-        t->c.max_step = step;
+        t->c.max_step = shorter(t->c.max_step);
     }
 }
 
-/* Find what fits for the choice's families: its max_step, weight_bytes, n_attn, and its workload's time. */
-static ps_status fit(trial *t, ps_resident_set *set) {
-    const ps_plan_request *q = t->b.q;
+/* The most weights that fit beside the work arena, which they change: a few rounds, beginning with a work arena of `work`
+ * bytes. False in *out_found: no round did. */
+static ps_status fit_weights(trial *t, uint64_t avail, uint64_t work, ps_resident_set *set, bool *out_found) {
     ps_resident_set grown = {0};
-    uint64_t base = base_bytes(q->profile), work = 0, best = 0;
-    uint64_t avail =
-        t->lr->budget_bytes > base ? (t->lr->budget_bytes - base) / PS_VRAM_ALIGN * PS_VRAM_ALIGN : 0;
-    t->c.base_bytes = base;
-    uint64_t most = longest_step(q, t->lr), limit = ps_family_max_step(t->c.many);
-    t->c.max_step = (uint32_t)(most < limit ? most : limit);
-    bool found = false;
-    ps_status status = ps_resident_init(&grown, q->model, t->b.err);
-    if (!status)
-        status = shorten(t, avail, &grown, &work);
+    uint64_t best = 0;
+    ps_status status = PS_OK;
+    *out_found = false;
     for (int round = 0; round < FIT_ROUNDS && !status; round++) {
         uint64_t weights, now;
         uint32_t n_attn;
         if (!divide(t, avail, work, &weights, &n_attn))
             break;
         ps_resident_free(&grown);
-        status = ps_resident_init(&grown, q->model, t->b.err);
+        status = ps_resident_init(&grown, t->b.q->model, t->b.err);
         if (!status)
             status = ps_resident_grow(&grown, weights, n_attn, t->b.err);
         homes(&t->b, t->lr, t->c.max_step, grown.n_attn, t->kv, t->kv_end);
@@ -207,21 +202,48 @@ static ps_status fit(trial *t, ps_resident_set *set) {
             break;
         uint64_t all = handles(t->kv_end[PS_SPACE_VRAM] + now);
         if (all <= avail && handles(grown.bytes) <= avail - all) {
-            if (!found || grown.bytes > best) {
+            if (!*out_found || grown.bytes > best) {
                 ps_resident_free(set);
                 *set = grown;
                 grown = (ps_resident_set){0};
                 best = set->bytes;
                 t->c.weight_bytes = handles(best);
                 t->c.n_attn = set->n_attn;
-                found = true;
+                *out_found = true;
             }
             if (now + PS_VRAM_ALIGN > work)
                 break; /* nothing more to be had */
         }
-        work = now > work && found ? work : now;
+        work = now > work && *out_found ? work : now;
     }
     ps_resident_free(&grown);
+    return status;
+}
+
+/* Find what fits for the choice's families: its max_step, weight_bytes, n_attn, and its workload's time. */
+static ps_status fit(trial *t, ps_resident_set *set) {
+    const ps_plan_request *q = t->b.q;
+    ps_resident_set none = {0};
+    uint64_t base = base_bytes(q->profile), work = 0;
+    uint64_t avail =
+        t->lr->budget_bytes > base ? (t->lr->budget_bytes - base) / PS_VRAM_ALIGN * PS_VRAM_ALIGN : 0;
+    t->c.base_bytes = base;
+    uint64_t most = longest_step(q, t->lr), limit = ps_family_max_step(t->c.many);
+    t->c.max_step = (uint32_t)(most < limit ? most : limit);
+    bool found = false;
+    ps_status status = ps_resident_init(&none, q->model, t->b.err);
+    if (!status)
+        status = shorten(t, avail, &none, &work);
+    while (!status && !found) {
+        status = fit_weights(t, avail, work, set, &found);
+        if (status || found || t->c.max_step <= PS_PLAN_DECODE_TOKENS)
+            break;
+        /* Products of resident weights can want more scratch than streamed ones: shorter steps take less. */
+        t->c.max_step = shorter(t->c.max_step);
+        homes(&t->b, t->lr, t->c.max_step, 0, t->kv, t->kv_end);
+        status = work_bytes(t, &none, &work);
+    }
+    ps_resident_free(&none);
     if (!status && !found)
         status = ps_error_set(t->b.err, PS_E_INFEASIBLE, t->lr->budget, "does not fit");
     if (!status)

@@ -92,6 +92,18 @@ expect 1 "bytes short" "${gpu[@]}" --budget 600MiB -o "$dir/not.yaml" "$m"
 "${gpu[@]}" --budget 600MiB --json -o "$dir/not.yaml" "$m" >"$dir/j" 2>/dev/null
 [ $? -eq 1 ] || fail "infeasible budget --json"
 json 'd["short_bytes"] > 0 and d["nearest_budget_bytes"] >= d["needed_bytes"] and d["largest"]' "$dir/j"
+# What is said to do does, for every family: also where products of resident weights want more scratch than streamed ones, and
+# steps of some tokens more than longer ones.
+must "$bin/pstune" --null --device null --output "$dir/null.yaml"
+small=("$bin/psplan" --profile "$dir/null.yaml" --context 2048 --output "$dir/least.bin")
+for f in gpu static; do
+  for arch in llama qwen3moe; do
+    least=$("${small[@]}" --budget 1MiB --force $f "$dir/$arch.gguf" 2>&1 | grep -o '[0-9]*MiB would do')
+    for more in 0 16 48; do
+      must "${small[@]}" --budget $((${least%%MiB*} + more))MiB --force $f "$dir/$arch.gguf"
+    done
+  done
+done
 expect 64 "--force" "${gpu[@]}" --budget 736MiB --force fast "$m"
 expect 64 "--workload" "${gpu[@]}" --budget 736MiB --workload decode=5 "$m"
 expect 64 "--workload" "${gpu[@]}" --budget 736MiB --workload prompt=0 "$m"

@@ -335,12 +335,30 @@ ps_status ps_engine_meter(ps_engine *e, ps_error *err) {
     return PS_OK;
 }
 
+static uint64_t mapped(const ps_vram_range *range) {
+    return range != NULL ? ps_vram_mapped(range) : 0;
+}
+
+/* Whether arenas of so many bytes can be had beside what other processes have. Asked before anything is given back, so that
+ * a change which fails can be undone. */
+static ps_status others_leave(const ps_engine *e, uint64_t bytes, ps_error *err) {
+    uint64_t used, total, have = mapped(e->run.work) + mapped(e->run.weight);
+    if (bytes <= have || ps_device_vram_all(e->run.device, &used, &total, NULL) != PS_OK)
+        return PS_OK; /* where nothing is known the driver will tell */
+    uint64_t left = total > used ? total - used : 0;
+    return bytes - have <= left
+               ? PS_OK
+               : ps_error_set(err, PS_E_NOMEM, e->info.budget,
+                              "needs %llu more bytes of VRAM, but processes on the GPU leave %llu",
+                              (unsigned long long)(bytes - have), (unsigned long long)left);
+}
+
 /* What the meter will show once the level is there, before any of it is. */
 static ps_status foresee(const ps_engine *e, ps_error *err) {
     const ps_level *l = e->level;
     uint64_t arenas = ps_vram_mapped(e->run.own) + l->vram_work_bytes + l->vram_weight_bytes;
     if (l->budget_bytes == 0 || e->info.vram_base_bytes + arenas <= l->budget_bytes)
-        return PS_OK;
+        return others_leave(e, l->vram_work_bytes + l->vram_weight_bytes, err);
     return ps_error_set(err, PS_E_INFEASIBLE, e->info.budget,
                         "the budget is %llu bytes, but context, modules and libraries take %llu here and the "
                         "plan's arenas %llu",

@@ -55,7 +55,7 @@ wait $pid || fail "run with signals: exit $?"
 pid=
 cmp -s "$dir/quiet" "$dir/out" || fail "signals change the tokens"
 grep -q '^VRAM .* MB at most, budget 660MiB$' "$dir/err" || fail "no peak: $(cat "$dir/err")"
-grep -q warning.*budget "$dir/err" && fail "above the budget: $(cat "$dir/err")"
+grep -q "warning.*budget" "$dir/err" && fail "above the budget: $(cat "$dir/err")"
 
 # Other processes: they take nearly everything, leave room for the middle budget, then all of it. The emulated device has 8 GiB.
 echo 0 >"$dir/others"
@@ -77,6 +77,19 @@ pid=
 same=$(($(stat -c %s "$dir/out" "$dir/quiet" | sort -n | head -n 1) - 1))
 cmp -s -n $same "$dir/quiet" "$dir/out" || fail "--watch-vram changes the tokens"
 [ "$(grep -c 'changed in' "$dir/err")" -le 5 ] || fail "levels flap: $(cat "$dir/err")"
+
+# A larger budget when others have all the rest: said, and the run goes on where it was.
+echo 0 >"$dir/others"
+"${run[@]}" --budget 620MiB --emulated-others "$dir/others" >"$dir/out" 2>"$dir/err" &
+pid=$!
+until_true "first tokens" grown 20
+set_others 9000
+kill -USR2 $pid
+until_true "refusal" said "no VRAM for a larger budget; at 620MiB"
+wait $pid || fail "run with a refused change: exit $?: $(cat "$dir/err")"
+pid=
+cmp -s "$dir/quiet" "$dir/out" || fail "a refused change changes the tokens"
+grep -q "changed in" "$dir/err" && fail "a refused change is said to be made: $(cat "$dir/err")"
 
 # JSON: what it took, by part.
 "$bin/psrun" --device emulated --plan "$dir/p.yaml" --budget 620MiB --bench --bench-prompt 20 --bench-decode 3 --repeat 1 --json "$m" >"$dir/json" 2>/dev/null ||

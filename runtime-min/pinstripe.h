@@ -37,9 +37,9 @@ typedef struct ps_engine_options {
     uint32_t n_sessions; /* sessions open at once; 0: 1 */
     uint32_t n_threads;  /* 0: as many as plan and machine allow */
     bool verify;         /* run every instruction also through the reference kernels (slow) */
-    const char *
-        device; /* "auto" (NULL): a GPU if the level needs one; "cuda"; "emulated": host memory and threads stand
-                               in for a GPU, for tests; "none" */
+    /* "auto" (NULL): a GPU if the level needs one; "cuda"; "emulated": host memory and threads stand in for a GPU, for
+     * tests; "none". */
+    const char *device;
     uint64_t emulated_bytes,
         emulated_base_bytes;     /* VRAM of an emulated device (0: 8 GiB), and what its context takes */
     const char *hold;            /* how to hold weights in host memory, by name; NULL: the best that works */

@@ -56,8 +56,8 @@ static void event(ps_json *j, const ps_trace_step *step, const ps_trace_event *e
     ps_json_close(j);
 }
 
-ps_status ps_emit_timeline(const void *doc, char **out, uint64_t *out_size, ps_error *err) {
-    const ps_trace *trace = doc;
+ps_status ps_emit_timeline(const ps_emit_source *source, char **out, uint64_t *out_size, ps_error *err) {
+    const ps_trace *trace = source->trace;
     bool measured = trace->source == PS_TRACE_MEASURED;
     ps_json *j = ps_json_new(0);
     ps_json_object(j, NULL);

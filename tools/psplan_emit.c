@@ -7,26 +7,73 @@
 #include "psplan.h"
 
 static const ps_option emit_options[] = {
-    {"output", 'o', PS_OPT_TEXT, "FILE", "-", 0, 0, "Write here instead of standard output."}, PS_CLI_ROWS};
+    {"output", 'o', PS_OPT_TEXT, "FILE", "-", 0, 0, "Write here instead of standard output."},
+    {"budget", 'b', PS_OPT_TEXT, "NAME", NULL, 0, 0,
+     "Budget of the level to take; default the plan's first."},
+    {"context", 'c', PS_OPT_SIZE, "TOKENS", NULL, 1, 1e9,
+     "Tokens that the level holds at least; default its budget's largest."},
+    {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Threads of the level; default its budget's first."},
+    PS_CLI_ROWS};
 enum { N_EMIT_OPTIONS = sizeof emit_options / sizeof emit_options[0] };
 
-#define EMITTER_HELP(name_, input_, ending_, help_) "\n  " #name_ ": " help_
+#define EMITTER_HELP(id_, name_, input_, model_, ending_, help_) "\n  " name_ ": " help_
 static const ps_command emit_command = {
     .name = "psplan emit",
-    .synopsis = "[OPTIONS] KIND FILE",
+    .synopsis = "[OPTIONS] KIND FILE [MODEL.gguf]",
     .summary = "Turn a plan or a trace into another form.",
     .details = "Kinds:" PS_EMITTER_LIST(EMITTER_HELP),
     .examples = "  psplan emit timeline trace.json --output timeline.json\n"
-                "  psplan emit binary model.plan.yaml --output model.plan.bin",
+                "  psplan emit binary model.plan.yaml --output model.plan.bin\n"
+                "  psplan emit llama.cpp model.plan.yaml model.gguf --budget 4GiB",
     .options = emit_options,
     .n_options = N_EMIT_OPTIONS,
     .min_args = 2,
-    .max_args = 2,
+    .max_args = 3,
 };
+
+/* The level that the options ask for: as psrun, but the shortest context that is long enough where one is given. */
+static ps_status find_level(const ps_plan *plan, const ps_opt_value *values, uint32_t *out, ps_error *err) {
+    const ps_opt_value *budget = ps_options_get(&emit_command, values, "budget"),
+                       *context = ps_options_get(&emit_command, values, "context"),
+                       *threads = ps_options_get(&emit_command, values, "threads");
+    const char *name = budget->set ? budget->text : plan->levels[0].budget;
+    bool found = false;
+    for (uint32_t i = 0; i < plan->n_levels; i++) {
+        const ps_level *l = &plan->levels[i];
+        if (strcmp(l->budget, name) != 0 || (context->set && l->bucket_tokens < context->u64) ||
+            (threads->set && l->n_threads != threads->u64))
+            continue;
+        if (!found || (!context->set && l->bucket_tokens > plan->levels[*out].bucket_tokens))
+            *out = i;
+        found = true;
+    }
+    return found ? PS_OK
+                 : ps_error_set(err, PS_E_USAGE, "level",
+                                "the plan has none of this budget, context and number of threads");
+}
+
+/* The plan and, where the emitter asks for it, its model, proven to belong together. */
+static ps_status open_plan(const ps_emitter *emitter, const char *const *args, const ps_opt_value *values,
+                           ps_plan **plan, psplan_model *m, uint32_t *level, ps_error *err) {
+    ps_status status = ps_plan_read(args[1], plan, err);
+    if (!status)
+        status = find_level(*plan, values, level, err);
+    if (status || !emitter->needs_model)
+        return status;
+    status = psplan_model_open(args[2], m, err);
+    if (status)
+        return status;
+    status = ps_plan_match_model(*plan, m->model, err);
+    if (!status)
+        status = ps_plan_check(*plan, &(*plan)->levels[*level], m->model, err);
+    if (status)
+        ps_error_prefix(err, args[1]);
+    return status;
+}
 
 int psplan_emit(int argc, char **argv) {
     ps_opt_value values[N_EMIT_OPTIONS];
-    const char *args[2];
+    const char *args[3] = {NULL, NULL, NULL};
     uint32_t n_args;
     int code;
     if (!psplan_parse(&emit_command, argc, argv, values, args, &n_args, &code))
@@ -34,6 +81,8 @@ int psplan_emit(int argc, char **argv) {
     ps_error err = {0};
     ps_plan *plan = NULL;
     ps_trace *trace = NULL;
+    psplan_model m = {0};
+    ps_emit_source source = {0};
     char *data = NULL;
     uint64_t size = 0;
     const char *output = ps_options_get(&emit_command, values, "output")->text;
@@ -41,14 +90,20 @@ int psplan_emit(int argc, char **argv) {
     ps_status status = PS_OK;
     if (!emitter)
         status = ps_error_set(&err, PS_E_USAGE, args[0], "not a kind of output; see psplan emit --help");
+    else if (emitter->needs_model != (n_args == 3))
+        status = ps_error_set(&err, PS_E_USAGE, args[0],
+                              emitter->needs_model ? "needs PLAN and MODEL.gguf" : "takes one file");
     else if (strcmp(output, "-") != 0)
-        status = psplan_check_output(output, args[1], NULL, &err);
+        status = psplan_check_output(output, args[1], args[2], &err);
     if (!status && emitter->input == PS_EMIT_PLAN)
-        status = ps_plan_read(args[1], &plan, &err);
+        status = open_plan(emitter, args, values, &plan, &m, &source.level, &err);
     else if (!status)
         status = ps_trace_read(args[1], &trace, &err);
+    source.plan = plan;
+    source.trace = trace;
+    source.model = m.model;
     if (!status)
-        status = emitter->emit(plan ? (const void *)plan : trace, &data, &size, &err);
+        status = emitter->emit(&source, &data, &size, &err);
     if (!status && strcmp(output, "-") == 0) {
         if (fwrite(data, 1, size, stdout) != size)
             status = ps_error_set(&err, PS_E_IO, "standard output", "cannot write");
@@ -58,6 +113,7 @@ int psplan_emit(int argc, char **argv) {
     free(data);
     ps_plan_free(plan);
     ps_trace_free(trace);
+    psplan_model_close(&m);
     return psplan_finish(status, &err);
 }
 

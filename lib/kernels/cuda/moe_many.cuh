@@ -258,16 +258,27 @@ __global__ void __launch_bounds__(32 * MANY_WARPS, TWO ? 2 : 1) many(many_args a
                 if (a.k - k0 < 32)
                     many_mask(f[i], a.k - k0, c);
             }
+            /* 32 tokens at a time: their operands are asked for together. */
 #pragma unroll
-            for (int s = 0; s < 2; s++)
+            for (int j0 = 0; j0 < BT / 8; j0 += 4) {
+                if (8 * j0 >= (int)n)
+                    break;
+                uint2 b[4][2];
 #pragma unroll
-                for (int j = 0; j < BT / 8; j++) {
-                    if (8 * j >= (int)n)
-                        break;
-                    const uint2 b = *(const uint2 *)(xs + 8 * j * MANY_X_ROW + 64 * half + 32 * s);
-                    mma16(acc[0][j], f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1], b.x, b.y);
-                    mma16(acc[1][j], f[2][2 * s], f[3][2 * s], f[2][2 * s + 1], f[3][2 * s + 1], b.x, b.y);
-                }
+                for (int j = 0; j < 4; j++)
+#pragma unroll
+                    for (int s = 0; s < 2; s++)
+                        b[j][s] = *(const uint2 *)(xs + 8 * (j0 + j) * MANY_X_ROW + 64 * half + 32 * s);
+#pragma unroll
+                for (int s = 0; s < 2; s++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        mma16(acc[0][j0 + j], f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1],
+                              b[j][s].x, b[j][s].y);
+                        mma16(acc[1][j0 + j], f[2][2 * s], f[3][2 * s], f[2][2 * s + 1], f[3][2 * s + 1],
+                              b[j][s].x, b[j][s].y);
+                    }
+            }
         }
     }
     copies_wait<0>();

@@ -248,10 +248,10 @@ cudaError_t shape_of(const many_family &f, int size, shape *out) {
         return e;
     const uint32_t slack = 2048; /* what the kernel declares, and what the system takes */
     for (int pass = 0; pass < 2; pass++)
-        for (uint32_t stages = f.raw_stages; stages >= 1; stages = stages > 1 ? 1 : 0)
+        for (uint32_t stages = f.raw_stages[size]; stages >= 1; stages = stages > 1 ? 1 : 0)
             for (uint32_t warps = MANY_WARPS; warps >= 2; warps /= 2) {
-                const uint32_t shared =
-                    many_tokens[size] * MANY_X_ROW * MANY_X_STAGES + warps * stages * 32 * f.raw_row;
+                const uint32_t shared = many_tokens[size] * MANY_X_ROW * many_x_stages(many_tokens[size]) +
+                                        warps * stages * 32 * f.raw_row;
                 /* Blocks of the largest tiles have the registers of a multiprocessor to themselves. */
                 const bool two = size + 1 < MANY_SIZES && stages > 1 && warps >= 4 &&
                                  2 * (shared + slack) <= (uint32_t)all;

@@ -56,18 +56,6 @@ __device__ __forceinline__ void copy16(void *to, const void *from, uint32_t byte
     }
 #endif
 }
-/* The same for rows that are read a little at a time, in steps of the inner dimension: the L2 cache fetches the 256 bytes
- * around, so that device memory is read in whole lines and the next steps find theirs in the cache. */
-__device__ __forceinline__ void copy16_row(void *to, const void *from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(bytes)
-                 : "memory");
-#else
-    copy16(to, from, bytes);
-#endif
-}
 __device__ __forceinline__ void copies_commit() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -1,4 +1,4 @@
-/* psplan: plans how a model runs on a machine. Commands: plan (the default), inspect, emit, check. */
+/* psplan: plans how a model runs on a machine. Commands: plan (the default), inspect, emit, check, whatif. */
 #include "psplan.h"
 
 #include <math.h>
@@ -11,10 +11,8 @@ static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
 } commands[] = {
-    {"inspect", psplan_inspect},
-    {"emit", psplan_emit},
-    {"check", psplan_check},
-    {"plan", psplan_plan},
+    {"inspect", psplan_inspect}, {"emit", psplan_emit}, {"check", psplan_check},
+    {"whatif", psplan_whatif},   {"plan", psplan_plan},
 };
 
 PS_CLI_GUARD("psplan")

@@ -17,6 +17,7 @@ int psplan_plan(int argc, char **argv);
 int psplan_inspect(int argc, char **argv);
 int psplan_emit(int argc, char **argv);
 int psplan_check(int argc, char **argv);
+int psplan_whatif(int argc, char **argv);
 
 /* Parse; true to go on. False: help, man page or version was printed or a usage error reported, *out_exit is set. */
 bool psplan_parse(const ps_command *c, int argc, char **argv, ps_opt_value *values, const char **args,
@@ -39,6 +40,16 @@ ps_status psplan_check_output(const char *path, const char *input, const char *o
 /* Read a profile; path NULL: the default place ($XDG_DATA_HOME/pinstripe/profile.yaml, or ~/.local/share/...). */
 ps_status psplan_profile_read(const char *path, ps_profile **out, ps_error *err);
 
+/* Items of a comma-separated list, each copied into out[i] (23 characters at most). */
+enum { PSPLAN_MAX_LIST = 32 };
+ps_status psplan_split_list(const char *option, const char *text, char out[PSPLAN_MAX_LIST][24],
+                            uint32_t *out_n, ps_error *err);
+/* "prompt=1024,output=256", in any order, one of them or both. */
+ps_status psplan_parse_workload(const char *text, uint32_t *out_prompt, uint32_t *out_output, ps_error *err);
+
+/* Threads of a level where none are asked for: all that the profile allows, with a GPU from eight on one less. */
+uint32_t psplan_default_threads(const ps_profile *profile, uint64_t budget_bytes);
+
 /* "1.5 GB", "12.3 ms": three significant digits, for people. buf holds 32; returns buf. */
 char *psplan_bytes(double bytes, char *buf);
 char *psplan_time(double s, char *buf);
@@ -51,6 +62,12 @@ typedef struct psplan_view {
     const ps_cost_model *cost;
     const char *model_path, *output_path; /* output NULL: none was written */
 } psplan_view;
+/* Bytes of the model's weights by where a tier finds those that are not in VRAM between steps: copied, read by the GPU from
+ * host memory, read by the CPU. Of experts the GPU and the CPU share, all that are not resident count for the CPU. */
+typedef struct psplan_found {
+    uint64_t copied, direct, host;
+} psplan_found;
+psplan_found psplan_find_weights(const psplan_view *v, const ps_tier *t);
 void psplan_table(const psplan_view *v, ps_text *t);
 void psplan_json(const psplan_view *v, ps_json *j);
 /* Where the time goes and why. Errors: PS_E_NOMEM. */

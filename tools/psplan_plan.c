@@ -10,6 +10,7 @@
 
 static const ps_option options[] = {
     {"profile", 'p', PS_OPT_TEXT, "FILE", NULL, 0, 0, "Machine profile (pstune's default place)."},
+    {"machine", 'm', PS_OPT_TEXT, "FILE", NULL, 0, 0, "The same: a profile may be of any machine."},
     {"budget", 'b', PS_OPT_TEXT, "LIST", "host", 0, 0, "VRAM budgets: sizes, or host for no GPU."},
     {"context", 'c', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Contexts in tokens (4096, or the model's)."},
     {"parallel", 'n', PS_OPT_U64, "N", "1", 1, 4096, "Sequences at the same time."},
@@ -25,14 +26,15 @@ static const ps_option options[] = {
     {"json", 'j', PS_OPT_FLAG, NULL, NULL, 0, 0, "Print JSON instead of a table."},
     {"explain", 'e', PS_OPT_FLAG, NULL, NULL, 0, 0, "Say where the time goes and why."},
     PS_CLI_ROWS};
-enum { N_OPTIONS = sizeof options / sizeof options[0], MAX_LIST = 32 };
+enum { N_OPTIONS = sizeof options / sizeof options[0], MAX_LIST = PSPLAN_MAX_LIST };
 
 static const ps_command command = {
     .name = "psplan",
     .synopsis = "[OPTIONS] MODEL.gguf",
     .summary = "Plan how a model runs on a measured machine: programs, memory, predicted times.",
     .details = "Other commands, each with --help: psplan inspect FILE.gguf, psplan emit KIND FILE,\n"
-               "psplan check PLAN MODEL.gguf. Lists are separated by commas. Weights are never read.",
+               "psplan check PLAN MODEL.gguf, psplan whatif --profile FILE. Lists are separated by\n"
+               "commas. Weights are never read.",
     .examples = "  psplan model.gguf\n"
                 "  psplan model.gguf --context 1024,4096 --threads 1,2 --explain\n"
                 "  psplan model.gguf --budget 4GiB,8GiB --context 4096,16384\n"
@@ -47,8 +49,12 @@ static const ps_opt_value *get(const ps_opt_value *values, const char *name) {
     return ps_options_get(&command, values, name);
 }
 
-/* Items of a comma-separated list, each copied into out[i] (23 characters at most). */
-static ps_status split_list(const char *option, const char *text, char out[MAX_LIST][24], uint32_t *out_n,
+static const char *profile_path(const ps_opt_value *values) {
+    const char *machine = get(values, "machine")->text;
+    return machine ? machine : get(values, "profile")->text;
+}
+
+ps_status psplan_split_list(const char *option, const char *text, char out[MAX_LIST][24], uint32_t *out_n,
                             ps_error *err) {
     *out_n = 0;
     for (const char *p = text;; p++) {
@@ -68,7 +74,7 @@ static ps_status split_list(const char *option, const char *text, char out[MAX_L
 static ps_status parse_numbers(const char *option, const char *text, uint64_t max, uint64_t *out,
                                uint32_t *out_n, ps_error *err) {
     char items[MAX_LIST][24];
-    ps_status status = split_list(option, text, items, out_n, err);
+    ps_status status = psplan_split_list(option, text, items, out_n, err);
     for (uint32_t i = 0; i < *out_n && !status; i++)
         if (!ps_parse_size(items[i], &out[i]) || out[i] == 0 || out[i] > max)
             status = ps_error_set(err, PS_E_USAGE, option, "'%s' is not a number from 1 to %llu", items[i],
@@ -76,11 +82,10 @@ static ps_status parse_numbers(const char *option, const char *text, uint64_t ma
     return status;
 }
 
-/* "prompt=1024,output=256", in any order, one of them or both. */
-static ps_status parse_workload(const char *text, uint32_t *out_prompt, uint32_t *out_output, ps_error *err) {
+ps_status psplan_parse_workload(const char *text, uint32_t *out_prompt, uint32_t *out_output, ps_error *err) {
     char items[MAX_LIST][24];
     uint32_t n = 0;
-    ps_status status = split_list("--workload", text, items, &n, err);
+    ps_status status = psplan_split_list("--workload", text, items, &n, err);
     for (uint32_t i = 0; i < n && !status; i++) {
         uint32_t *to = strncmp(items[i], "prompt=", 7) == 0   ? out_prompt
                        : strncmp(items[i], "output=", 7) == 0 ? out_output
@@ -104,7 +109,7 @@ typedef struct wishes {
 } wishes;
 
 static ps_status parse_budgets(const char *text, wishes *w, ps_error *err) {
-    ps_status status = split_list("--budget", text, w->budgets, &w->n_budgets, err);
+    ps_status status = psplan_split_list("--budget", text, w->budgets, &w->n_budgets, err);
     for (uint32_t i = 0; i < w->n_budgets && !status; i++) {
         w->budget_bytes[i] = 0;
         if (strcmp(w->budgets[i], "host") == 0)
@@ -122,6 +127,8 @@ static ps_status parse_budgets(const char *text, wishes *w, ps_error *err) {
 /* Everything that can be wrong without looking into a file. */
 static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *err) {
     const char *format = get(values, "format")->text;
+    if (get(values, "machine")->set && get(values, "profile")->set)
+        return ps_error_set(err, PS_E_USAGE, "--machine", "is another name of --profile; give one of them");
     ps_status status = parse_budgets(get(values, "budget")->text, w, err);
     if (!status && get(values, "context")->set)
         status = parse_numbers("--context", get(values, "context")->text, UINT32_MAX, w->contexts,
@@ -138,7 +145,7 @@ static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *e
                                   get(values, "force")->text);
     }
     if (!status && get(values, "workload")->set)
-        status = parse_workload(get(values, "workload")->text, &w->prompt, &w->output, err);
+        status = psplan_parse_workload(get(values, "workload")->text, &w->prompt, &w->output, err);
     if (!status && format && strcmp(format, "yaml") != 0 && strcmp(format, "binary") != 0)
         status = ps_error_set(err, PS_E_USAGE, "--format", "'%s' is neither yaml nor binary", format);
     return status;
@@ -300,7 +307,7 @@ static ps_status show_shortage(const ps_shortage *s, const ps_error *why, ps_err
 /* Neither output may replace an input, nor one the other. */
 static ps_status check_outputs(const char *model, const ps_opt_value *values, const char *output,
                                ps_error *err) {
-    const char *profile = get(values, "profile")->text, *trace = get(values, "trace")->text;
+    const char *profile = profile_path(values), *trace = get(values, "trace")->text;
     ps_status status = PS_OK;
     if (strcmp(output, "-") != 0)
         status = psplan_check_output(output, model, profile, err);
@@ -311,9 +318,9 @@ static ps_status check_outputs(const char *model, const ps_opt_value *values, co
     return status;
 }
 
-/* All that the profile allows. A GPU's driver and the system need a core at times, and a team that waits for its slowest
+/* A GPU's driver and the system need a core at times, and a team that waits for its slowest
  * thread then loses milliseconds: from eight on one is left to them (docs/performance.md: 62 against 77 tokens/s with 16). */
-static uint32_t default_threads(const ps_profile *profile, uint64_t budget_bytes) {
+uint32_t psplan_default_threads(const ps_profile *profile, uint64_t budget_bytes) {
     uint32_t n = profile->topology.n_allowed;
     return budget_bytes != 0 && n >= 8 ? n - 1 : n;
 }
@@ -343,7 +350,7 @@ int psplan_plan(int argc, char **argv) {
     if (!status)
         status = psplan_model_open(args[0], &m, &err);
     if (!status)
-        status = psplan_profile_read(get(values, "profile")->text, &profile, &err);
+        status = psplan_profile_read(profile_path(values), &profile, &err);
     if (status)
         goto done;
     status = ps_cost_model_new(profile, &cost, &err);
@@ -371,7 +378,7 @@ int psplan_plan(int argc, char **argv) {
                 l->bucket_tokens = w.contexts[c];
                 l->n_seqs = (uint32_t)get(values, "parallel")->u64;
                 l->n_threads =
-                    own_threads ? default_threads(profile, l->budget_bytes) : (uint32_t)w.threads[t];
+                    own_threads ? psplan_default_threads(profile, l->budget_bytes) : (uint32_t)w.threads[t];
             }
     now_text(created);
     ps_plan_request request = {.model = m.model,

@@ -35,12 +35,6 @@ static void memory_map(const psplan_view *v, const ps_level *l, ps_text *t) {
                    b[0], b[1], b[2], b[3], b[4], b[5]);
 }
 
-/* Bytes of the model's weights by where the level's tier finds them: in VRAM between steps, copied, read by the GPU from
- * host memory, read by the CPU. Of experts the GPU and the CPU share, all that are not resident count for the CPU. */
-typedef struct found {
-    uint64_t copied, direct, host;
-} found;
-
 static uint64_t bytes_of(const psplan_view *v, const ps_instr *in, uint32_t layer, int w) {
     const ps_weight *x = ps_model_weight(v->model, layer, in->w[w]);
     if (!x)
@@ -52,9 +46,9 @@ static uint64_t bytes_of(const psplan_view *v, const ps_instr *in, uint32_t laye
     return (uint64_t)((double)x->bytes * share);
 }
 
-static found find_weights(const psplan_view *v, const ps_tier *t) {
+psplan_found psplan_find_weights(const psplan_view *v, const ps_tier *t) {
     const ps_program *p = &v->plan->programs[t->program];
-    found f = {0, 0, 0};
+    psplan_found f = {0, 0, 0};
     for (uint32_t b = 0; b < p->n_blocks; b++)
         for (uint32_t l = 0; l < p->blocks[b].n_layers; l++)
             for (uint32_t i = p->blocks[b].instr0; i < p->blocks[b].instr0 + p->blocks[b].n_instrs; i++) {
@@ -95,7 +89,7 @@ static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
         const ps_tier *r = &l->tiers[i];
         if (i && r->max_tokens != l->n_seqs && i + 1 != l->n_tiers)
             continue;
-        found f = find_weights(v, r);
+        psplan_found f = psplan_find_weights(v, r);
         psplan_bytes((double)f.copied, b[0]);
         psplan_bytes((double)f.direct, b[1]);
         psplan_bytes((double)f.host, b[2]);
@@ -181,7 +175,7 @@ static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
         ps_json_f64(j, "reachable_bound_s", r->reachable_bound_s);
         ps_json_u64(j, "scratch_bytes", r->scratch_bytes);
         if (l->budget_bytes) {
-            found f = find_weights(v, r);
+            psplan_found f = psplan_find_weights(v, r);
             ps_json_u64(j, "vram_scratch_bytes", r->vram_scratch_bytes);
             ps_json_u64(j, "copied_bytes", f.copied);
             ps_json_u64(j, "direct_bytes", f.direct);

@@ -200,6 +200,10 @@ static double per_s(uint64_t n, uint64_t ns) {
     return ns == 0 ? 0 : (double)n * 1e9 / (double)ns;
 }
 
+const char *psrun_predictions_of(const ps_engine_info *info) {
+    return info->synthetic_profile ? "synthetic" : info->other_machine ? "another machine" : "this machine";
+}
+
 static void report(const psrun *r, const generation *g, char *answer) {
     uint64_t steps = g->n_generated > 0 ? g->n_generated - (strcmp(g->stop, "end") != 0) : 0;
     ps_engine_stats stats;
@@ -216,6 +220,7 @@ static void report(const psrun *r, const generation *g, char *answer) {
         ps_json_f64(j, "decode_s", (double)g->decode_ns * 1e-9);
         ps_json_f64(j, "decode_predicted_s", g->decode_predicted_s);
         ps_json_f64(j, "decode_tokens_per_s", per_s(steps, g->decode_ns));
+        ps_json_str(j, "predictions_of", psrun_predictions_of(ps_engine_get_info(r->engine)));
         if (stats.n_verified != 0) {
             ps_json_u64(j, "verified_instructions", stats.n_verified);
             ps_json_f64(j, "worst_of_tolerance_frac", stats.worst_verify);

@@ -140,6 +140,7 @@ static void print_result(const psrun *r, const bench_row *rows) {
     ps_json *j = ps_json_new(2);
     ps_json_object(j, NULL);
     ps_json_str(j, "model", info->model_name);
+    ps_json_str(j, "predictions_of", psrun_predictions_of(info));
     ps_json_str(j, "budget", info->budget);
     ps_json_str(j, "cpu_level", info->cpu_level);
     ps_json_u64(j, "threads", info->n_threads);

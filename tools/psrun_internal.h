@@ -50,6 +50,8 @@ uint64_t psrun_emulated_others(void *path);
 
 /* psrun_parallel.c: every line of a file is a prompt, several sequences at once. */
 ps_status psrun_parallel(const psrun *r, ps_error *err);
+/* psrun.c: whose times the plan predicts: "this machine", "another machine" or "synthetic". */
+const char *psrun_predictions_of(const ps_engine_info *info);
 /* psrun_bench.c: prefill and decode on random tokens, medians with quartiles. */
 ps_status psrun_bench(const psrun *r, ps_error *err);
 /* psrun_teacher.c: logits of every position of a given token sequence. */

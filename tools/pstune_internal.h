@@ -2,6 +2,8 @@
 #ifndef PS_TOOLS_PSTUNE_INTERNAL_H
 #define PS_TOOLS_PSTUNE_INTERNAL_H
 
+#include <stddef.h>
+
 #include "core/json.h"
 #include "core/options.h"
 #include "schemas/machine_profile.h"
@@ -11,6 +13,27 @@ int ps_tune_fail(const ps_error *err);
 /* Parse arguments; true: go on. Otherwise *out_exit is the exit code (help, version and man are printed). */
 bool ps_tune_parse(const ps_command *command, int argc, char **argv, ps_opt_value *values, const char **args,
                    uint32_t *out_n_args, int *out_exit);
+
+/* Names of what a profile's tables are keyed by. */
+extern const char *const ps_tune_beside_names[PS_BESIDE_COUNT],
+    *const ps_tune_stop_names[PS_STOP_COUNT], *const ps_tune_bus_names[PS_BUS_COUNT],
+                                                  *const ps_tune_kind_names[PS_HOST_KIND_COUNT];
+
+/* Quantities of a GPU that stand alone: `at` is the offset of a ps_stat in ps_profile_gpu. */
+typedef enum ps_tune_unit { PS_TUNE_SECONDS, PS_TUNE_BYTES_PER_S, PS_TUNE_FLOPS } ps_tune_unit;
+typedef struct ps_tune_quantity {
+    const char *key, *label;
+    size_t at;
+    ps_tune_unit unit;
+} ps_tune_quantity;
+enum { PS_TUNE_N_GPU = 12 };
+extern const ps_tune_quantity ps_tune_gpu[PS_TUNE_N_GPU];
+const ps_stat *ps_tune_gpu_stat(const ps_profile_gpu *gpu, int i);
+
+/* "12.3 us" and the like; returns buf. */
+const char *ps_tune_time_text(double s, char buf[24]);
+/* The same for any unit: "12.30 GB/s". */
+const char *ps_tune_value_text(double value, ps_tune_unit unit, char buf[24]);
 
 /* What people read of a profile: machine, ceilings, and (all: every, otherwise one line per kernel) points. */
 void ps_tune_print(const ps_profile *profile, bool all);
@@ -22,5 +45,6 @@ int ps_tune_json_out(ps_json *j);
 int ps_tune_measure(int argc, char **argv);
 int ps_tune_show(int argc, char **argv);
 int ps_tune_record(int argc, char **argv);
+int ps_tune_diff(int argc, char **argv);
 
 #endif

@@ -40,7 +40,8 @@ static const ps_option options[] = {
 
 static const ps_command command = {
     .name = "pstune",
-    .synopsis = "[OPTIONS]\n       pstune show [OPTIONS] FILE\n       pstune record FOLDER",
+    .synopsis = "[OPTIONS]\n       pstune show [OPTIONS] FILE\n       pstune diff [OPTIONS] A B\n       "
+                "pstune record FOLDER",
     .summary = "Measure this machine and write its profile, which psplan plans with.",
     .details = "Takes ten minutes at most. The machine should do nothing else meanwhile; what disturbs is\n"
                "noticed and noted. An interrupted run goes on where it was when the same command is given\n"

@@ -1,5 +1,4 @@
 /* pstune show: a profile as tables or JSON. */
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,70 +26,6 @@ static const ps_command command = {
     .max_args = 1,
 };
 
-/* "12.3 us" and the like. */
-static const char *time_text(double s, char buf[24]) {
-    if (s < 1e-6)
-        snprintf(buf, 24, "%.0f ns", s * 1e9);
-    else if (s < 1e-3)
-        snprintf(buf, 24, "%.2f us", s * 1e6);
-    else if (s < 1)
-        snprintf(buf, 24, "%.3f ms", s * 1e3);
-    else
-        snprintf(buf, 24, "%.3f s", s);
-    return buf;
-}
-
-static const char *const beside_names[] = {
-#define BESIDE_NAME(name, text) text,
-    PS_BESIDE_LIST(BESIDE_NAME)
-#undef BESIDE_NAME
-};
-static const char *const stop_names[] = {
-#define STOP_NAME(name, text) text,
-    PS_STOP_LIST(STOP_NAME)
-#undef STOP_NAME
-};
-
-static const char *const bus_names[] = {
-#define BUS_NAME(name, text) text,
-    PS_BUS_LIST(BUS_NAME)
-#undef BUS_NAME
-};
-static const char *const kind_names[] = {
-#define KIND_NAME(name, text) text,
-    PS_HOST_KIND_LIST(KIND_NAME)
-#undef KIND_NAME
-};
-
-/* Quantities of a GPU that stand alone. */
-typedef enum gpu_unit { SECONDS, BYTES_PER_S, FLOPS } gpu_unit;
-static const struct {
-    const char *key, *label;
-    size_t at;
-    gpu_unit unit;
-} gpu_stats[] = {
-#define GPU_STAT(member, label, unit)                                                                        \
-    { #member, label, offsetof(ps_profile_gpu, member), unit }
-    GPU_STAT(hbm_read_bytes_per_s, "memory", BYTES_PER_S),
-    GPU_STAT(matmul_flops_per_s, "products, best", FLOPS),
-    GPU_STAT(attention_flops_per_s, "attention, best", FLOPS),
-    GPU_STAT(launch_s, "launch of a kernel", SECONDS),
-    GPU_STAT(graph_node_s, "kernel in a graph", SECONDS),
-    GPU_STAT(graph_launch_s, "launch of a graph", SECONDS),
-    GPU_STAT(event_wait_s, "wait for an event", SECONDS),
-    GPU_STAT(to_cpu_s, "hand-over to the CPU", SECONDS),
-    GPU_STAT(to_gpu_s, "hand-over to the GPU", SECONDS),
-    GPU_STAT(lock_bytes_per_s, "page-locking", BYTES_PER_S),
-    GPU_STAT(map_s, "mapping 16 MiB", SECONDS),
-    GPU_STAT(unmap_s, "releasing 16 MiB", SECONDS),
-#undef GPU_STAT
-};
-enum { N_GPU_STATS = sizeof gpu_stats / sizeof gpu_stats[0] };
-
-static const ps_stat *gpu_stat(const ps_profile_gpu *g, int i) {
-    return (const ps_stat *)(const void *)((const char *)g + gpu_stats[i].at);
-}
-
 static double spread_frac(const ps_stat *s) {
     return s->median > 0 ? (s->q3 - s->q1) / (2 * s->median) : 0;
 }
@@ -106,7 +41,7 @@ static void print_point(const ps_kernel_spec *k, const ps_profile_point *p) {
     if (p->heads_kv)
         snprintf(kv, sizeof kv, "/%u kv %llu", p->heads_kv, (unsigned long long)p->kv_len);
     printf("  %-12s%-14s %6u tok %3u thr  %-7s %11s +-%4.1f%% %8.2f GB/s %9.2f GFLOP/s%s%s\n", shape, kv,
-           p->n_tokens, p->n_threads, beside_names[p->beside], time_text(p->time_s.median, t),
+           p->n_tokens, p->n_threads, ps_tune_beside_names[p->beside], ps_tune_time_text(p->time_s.median, t),
            100 * spread_frac(&p->time_s), bytes / p->time_s.median * 1e-9, flops / p->time_s.median * 1e-9,
            p->time_s.noisy ? " noisy" : "", p->time_s.stop == PS_STOP_CONVERGED ? "" : " *");
     if (p->beside_bytes_per_s > 0)
@@ -138,25 +73,26 @@ static void print_gpu(const ps_profile_gpu *g) {
     if (g->pcie_gen)
         printf("PCIe %u x%u, ", g->pcie_gen, g->pcie_width);
     printf("%.1f MiB taken before any weight (meter: %s)\n", (double)g->base_bytes / (1 << 20), g->meter);
-    for (int i = 0; i < N_GPU_STATS; i++) {
-        const ps_stat *s = gpu_stat(g, i);
+    for (int i = 0; i < PS_TUNE_N_GPU; i++) {
+        const ps_stat *s = ps_tune_gpu_stat(g, i);
         if (s->n == 0)
             continue;
-        printf("          %-20s", gpu_stats[i].label);
-        if (gpu_stats[i].unit == SECONDS)
-            printf(" %12s", time_text(s->median, t));
+        printf("          %-20s", ps_tune_gpu[i].label);
+        if (ps_tune_gpu[i].unit == PS_TUNE_SECONDS)
+            printf(" %12s", ps_tune_time_text(s->median, t));
         else
-            printf(" %7.1f %s", s->median * (gpu_stats[i].unit == FLOPS ? 1e-12 : 1e-9),
-                   gpu_stats[i].unit == FLOPS ? "TF/s" : "GB/s");
+            printf(" %7.1f %s", s->median * (ps_tune_gpu[i].unit == PS_TUNE_FLOPS ? 1e-12 : 1e-9),
+                   ps_tune_gpu[i].unit == PS_TUNE_FLOPS ? "TF/s" : "GB/s");
         printf(" +-%.1f%%\n", 100 * spread_frac(s));
     }
     for (uint32_t i = 0; i < g->n_copies; i++)
         printf("%s%-6s %-10s %8s  %7.2f GB/s +-%.1f%%\n", i ? "          " : "bus       ",
-               bus_names[g->copies[i].bus], kind_names[g->copies[i].kind], size_text(g->copies[i].bytes, t),
-               g->copies[i].bw_bytes_per_s.median * 1e-9, 100 * spread_frac(&g->copies[i].bw_bytes_per_s));
+               ps_tune_bus_names[g->copies[i].bus], ps_tune_kind_names[g->copies[i].kind],
+               size_text(g->copies[i].bytes, t), g->copies[i].bw_bytes_per_s.median * 1e-9,
+               100 * spread_frac(&g->copies[i].bw_bytes_per_s));
     for (uint32_t i = 0; i < g->n_together; i++)
         printf("%s%-6s %7.2f GB/s while %u thread%s read%s %.2f GB/s\n", i ? "          " : "together  ",
-               bus_names[g->together[i].bus], g->together[i].bus_bytes_per_s.median * 1e-9,
+               ps_tune_bus_names[g->together[i].bus], g->together[i].bus_bytes_per_s.median * 1e-9,
                g->together[i].n_threads, plural_of(g->together[i].n_threads),
                g->together[i].n_threads == 1 ? "s" : "", g->together[i].dram_bytes_per_s.median * 1e-9);
 }
@@ -189,8 +125,8 @@ void ps_tune_print(const ps_profile *p, bool all) {
                p->dram[i].bw_bytes_per_s.median * 1e-9, 100 * spread_frac(&p->dram[i].bw_bytes_per_s),
                p->dram[i].n_threads, plural_of(p->dram[i].n_threads));
     if (p->barrier_s.n)
-        printf("barrier   %s, pool start %s\n", time_text(p->barrier_s.median, a),
-               time_text(p->pool_start_s.median, b));
+        printf("barrier   %s, pool start %s\n", ps_tune_time_text(p->barrier_s.median, a),
+               ps_tune_time_text(p->pool_start_s.median, b));
     print_gpu(&p->gpu);
     printf("kernels   %u, %u points%s\n", p->n_kernels, p->n_points,
            all ? "; +- half the quartile distance, * stopped before the median was sure" : "");
@@ -214,7 +150,7 @@ static void json_stat(ps_json *j, const char *key, const ps_stat *s) {
     ps_json_f64(j, "median", s->median);
     ps_json_f64(j, "q1", s->q1);
     ps_json_f64(j, "q3", s->q3);
-    ps_json_str(j, "stop", stop_names[s->stop]);
+    ps_json_str(j, "stop", ps_tune_stop_names[s->stop]);
     ps_json_bool(j, "noisy", s->noisy);
     ps_json_close(j);
 }
@@ -234,13 +170,13 @@ static void json_gpu(ps_json *j, const ps_profile_gpu *g) {
     ps_json_u64(j, "base_bytes", g->base_bytes);
     ps_json_str(j, "meter", g->meter);
     ps_json_bool(j, "cupti", g->cupti);
-    for (int i = 0; i < N_GPU_STATS; i++)
-        json_stat(j, gpu_stats[i].key, gpu_stat(g, i));
+    for (int i = 0; i < PS_TUNE_N_GPU; i++)
+        json_stat(j, ps_tune_gpu[i].key, ps_tune_gpu_stat(g, i));
     ps_json_array(j, "copies");
     for (uint32_t i = 0; i < g->n_copies; i++) {
         ps_json_object(j, NULL);
-        ps_json_str(j, "bus", bus_names[g->copies[i].bus]);
-        ps_json_str(j, "kind", kind_names[g->copies[i].kind]);
+        ps_json_str(j, "bus", ps_tune_bus_names[g->copies[i].bus]);
+        ps_json_str(j, "kind", ps_tune_kind_names[g->copies[i].kind]);
         ps_json_u64(j, "bytes", g->copies[i].bytes);
         json_stat(j, "bytes_per_s", &g->copies[i].bw_bytes_per_s);
         ps_json_close(j);
@@ -249,7 +185,7 @@ static void json_gpu(ps_json *j, const ps_profile_gpu *g) {
     ps_json_array(j, "together");
     for (uint32_t i = 0; i < g->n_together; i++) {
         ps_json_object(j, NULL);
-        ps_json_str(j, "bus", bus_names[g->together[i].bus]);
+        ps_json_str(j, "bus", ps_tune_bus_names[g->together[i].bus]);
         ps_json_u64(j, "n_threads", g->together[i].n_threads);
         json_stat(j, "bus_bytes_per_s", &g->together[i].bus_bytes_per_s);
         json_stat(j, "dram_bytes_per_s", &g->together[i].dram_bytes_per_s);
@@ -322,7 +258,7 @@ void ps_tune_json(ps_json *j, const ps_profile *p) {
         ps_json_u64(j, "kv_len", q->kv_len);
         ps_json_u64(j, "n_tokens", q->n_tokens);
         ps_json_u64(j, "n_threads", q->n_threads);
-        ps_json_str(j, "beside", beside_names[q->beside]);
+        ps_json_str(j, "beside", ps_tune_beside_names[q->beside]);
         json_stat(j, "time_s", &q->time_s);
         ps_json_f64(j, "beside_bytes_per_s", q->beside_bytes_per_s);
         ps_json_close(j);

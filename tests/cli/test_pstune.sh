@@ -64,6 +64,29 @@ grep -q "GB/s" "$dir/out" || fail "show without rates"
 expect 0 "" "$pstune" show --json "$dir/null.yaml"
 grep -q '"synthetic": true' "$dir/out" || fail "show --json without synthetic"
 
+# diff: a profile is the same as itself; a barrier twice as slow and a DRAM rate twice as high are found, a noisy entry is ambiguous.
+expect 0 "" "$pstune" diff "$dir/null.yaml" "$dir/null.yaml"
+grep -Eq "([0-9]+) in both: \1 same, 0 faster, 0 slower, 0 ambiguous; 0 only in A, 0 only in B" "$dir/out" ||
+    fail "a profile differs from itself: $(cat "$dir/out")"
+sed -e 's/^barrier_s: .*/barrier_s: {n: 29, median_s: 1e-3, q1_s: 0.9e-3, q3_s: 1.1e-3, stop: converged, noisy: false}/' \
+    -e 's/^pool_start_s: .*/pool_start_s: {n: 29, median_s: 1e-3, q1_s: 0.9e-3, q3_s: 1.1e-3, stop: converged, noisy: true}/' \
+    -e '/^dram:/,/^kernels:/s/^  - \[1, .*/  - [1, 77, 9e+12, 8.9e+12, 9.1e+12, converged, false]/' "$dir/null.yaml" >"$dir/other.yaml"
+expect 0 "" "$pstune" diff "$dir/null.yaml" "$dir/other.yaml"
+grep -q "1 faster, 1 slower, 1 ambiguous" "$dir/out" || fail "diff: $(head -5 "$dir/out")"
+grep -Eq "^slower .*barrier$" "$dir/out" || fail "diff without the slower barrier"
+grep -Eq "^faster .*dram read, 1 thr$" "$dir/out" || fail "diff without the faster DRAM"
+grep -Eq "^ambiguous .*pool start \(noisy\)$" "$dir/out" || fail "diff without the noisy start"
+expect 0 "" "$pstune" diff --json "$dir/null.yaml" "$dir/other.yaml"
+grep -q '"faster": 1,' "$dir/out" || fail "diff --json: $(head -12 "$dir/out")"
+expect 0 "" "$pstune" --null --threads 2 -o "$dir/two.yaml"
+expect 0 "" "$pstune" diff "$dir/null.yaml" "$dir/two.yaml"
+grep -q "different machines" "$dir/out" || fail "diff does not say that machines differ"
+grep -Eq "[1-9][0-9]* only in A" "$dir/out" || fail "diff of other thread counts: $(sed -n 3,4p "$dir/out")"
+expect 64 "" "$pstune" diff "$dir/null.yaml"
+expect 64 "within" "$pstune" diff --within 0 "$dir/null.yaml" "$dir/two.yaml"
+expect 66 "missing.yaml" "$pstune" diff "$dir/null.yaml" "$dir/missing.yaml"
+expect 65 "bad.yaml" "$pstune" diff "$dir/bad.yaml" "$dir/null.yaml"
+
 # Interrupted by a signal and killed outright, a real run goes on where it was, and what was there stays.
 cp "$dir/null.yaml" "$dir/real.yaml"
 before=$(cksum <"$dir/real.yaml")

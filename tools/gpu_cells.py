@@ -2,7 +2,7 @@
 """End-to-end runs on a GPU: the cells of the peers' table, every forced family in turn, prefill and decode and peak VRAM.
 
 Usage: gpu_cells.py --bin BUILD --profile FILE --models DIR [--cells NAME,...] [--families F,...] [--json FILE] [--repeat N]
-A family "auto" is what psplan picks by itself. Models are synthetic (pssynth presets, written to DIR unless they are there). For each cell and family: psplan --force, then
+A family "auto" is what psplan picks by itself. Models are synthetic (pssynth presets that state a context of 40960 tokens, written to DIR unless they are there). For each cell and family: psplan --force, then
 psrun --bench --json. Prints a line per run and per cell the best prefill and decode of all families against the peers'
 (the better of llama.cpp b6097 hand-placed and the artifact of pipelined sharding, on an H200 with PCIe 5 x16 and 16 cores).
 Exit 0: no run failed and none was above its budget; speed is reported, not judged, since peers were measured elsewhere.
@@ -61,7 +61,7 @@ def main():
         threads = o.threads or threads
         model = os.path.join(o.models, preset + ".gguf")
         if not os.path.exists(model):
-            rc, _, err, s = run([f"{o.bin}/pssynth", "--preset", preset, model], 600)
+            rc, _, err, s = run([f"{o.bin}/pssynth", "--preset", preset, "--n-ctx", "40960", model], 600)
             print(f"{preset}: written in {s:.1f} s" if rc == 0 else f"{preset}: {err}", flush=True)
             if rc != 0:
                 return 1

@@ -4,8 +4,8 @@
 #include <string.h>
 
 static const ps_emitter table[] = {
-#define EMITTER_ROW(id_, name_, input_, model_, ending_, help_)                                              \
-    {name_, PS_EMIT_##input_, (model_) != 0, ending_, help_, ps_emit_##id_},
+#define EMITTER_ROW(id_, name_, input_, model_, trace_, ending_, help_)                                      \
+    {name_, PS_EMIT_##input_, (model_) != 0, (trace_) != 0, ending_, help_, ps_emit_##id_},
     PS_EMITTER_LIST(EMITTER_ROW)
 #undef EMITTER_ROW
 };

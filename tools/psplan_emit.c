@@ -13,10 +13,12 @@ static const ps_option emit_options[] = {
     {"context", 'c', PS_OPT_SIZE, "TOKENS", NULL, 1, 1e9,
      "Tokens that the level holds at least; default its budget's largest."},
     {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Threads of the level; default its budget's first."},
+    {"trace", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0,
+     "html: a trace of this plan, predicted against measured; the level is that of its last step."},
     PS_CLI_ROWS};
 enum { N_EMIT_OPTIONS = sizeof emit_options / sizeof emit_options[0] };
 
-#define EMITTER_HELP(id_, name_, input_, model_, ending_, help_) "\n  " name_ ": " help_
+#define EMITTER_HELP(id_, name_, input_, model_, trace_, ending_, help_) "\n  " name_ ": " help_
 static const ps_command emit_command = {
     .name = "psplan emit",
     .synopsis = "[OPTIONS] KIND FILE [MODEL.gguf]",
@@ -24,7 +26,8 @@ static const ps_command emit_command = {
     .details = "Kinds:" PS_EMITTER_LIST(EMITTER_HELP),
     .examples = "  psplan emit timeline trace.json --output timeline.json\n"
                 "  psplan emit binary model.plan.yaml --output model.plan.bin\n"
-                "  psplan emit llama.cpp model.plan.yaml model.gguf --budget 4GiB",
+                "  psplan emit llama.cpp model.plan.yaml model.gguf --budget 4GiB\n"
+                "  psplan emit html model.plan.yaml --trace trace.json --output report.html",
     .options = emit_options,
     .n_options = N_EMIT_OPTIONS,
     .min_args = 2,
@@ -71,6 +74,22 @@ static ps_status open_plan(const ps_emitter *emitter, const char *const *args, c
     return status;
 }
 
+static bool any_level_option(const ps_opt_value *values) {
+    static const char *const names[] = {"budget", "context", "threads"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (ps_options_get(&emit_command, values, names[i])->set)
+            return true;
+    return false;
+}
+
+static ps_status trace_level(const ps_plan *plan, const ps_trace *trace, uint32_t *out, ps_error *err) {
+    uint32_t level = trace->steps[trace->n_steps - 1].level;
+    if (level >= plan->n_levels)
+        return ps_error_set(err, PS_E_MISMATCH, "trace", "its last step is of a level that the plan has not");
+    *out = level;
+    return PS_OK;
+}
+
 int psplan_emit(int argc, char **argv) {
     ps_opt_value values[N_EMIT_OPTIONS];
     const char *args[3] = {NULL, NULL, NULL};
@@ -81,6 +100,7 @@ int psplan_emit(int argc, char **argv) {
     ps_error err = {0};
     ps_plan *plan = NULL;
     ps_trace *trace = NULL;
+    const char *trace_path = ps_options_get(&emit_command, values, "trace")->text;
     psplan_model m = {0};
     ps_emit_source source = {0};
     char *data = NULL;
@@ -93,12 +113,16 @@ int psplan_emit(int argc, char **argv) {
     else if (emitter->needs_model != (n_args == 3))
         status = ps_error_set(&err, PS_E_USAGE, args[0],
                               emitter->needs_model ? "needs PLAN and MODEL.gguf" : "takes one file");
+    else if (trace_path && !emitter->takes_trace)
+        status = ps_error_set(&err, PS_E_USAGE, "--trace", "is of use to html only");
     else if (strcmp(output, "-") != 0)
-        status = psplan_check_output(output, args[1], args[2], &err);
+        status = psplan_check_output(output, args[1], trace_path ? trace_path : args[2], &err);
     if (!status && emitter->input == PS_EMIT_PLAN)
         status = open_plan(emitter, args, values, &plan, &m, &source.level, &err);
-    else if (!status)
-        status = ps_trace_read(args[1], &trace, &err);
+    if (!status && (trace_path || emitter->input == PS_EMIT_TRACE))
+        status = ps_trace_read(trace_path ? trace_path : args[1], &trace, &err);
+    if (!status && trace_path && trace->n_steps && !any_level_option(values))
+        status = trace_level(plan, trace, &source.level, &err);
     source.plan = plan;
     source.trace = trace;
     source.model = m.model;

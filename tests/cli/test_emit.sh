@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# psplan emit llama.cpp as a command: flags that xargs takes apart, the level that is asked for, and every wrong
-# input in one line with the right exit code.
+# psplan emit llama.cpp and html as commands: flags that xargs takes apart, pages that parse, the level that is asked for, and
+# every wrong input in one line with the right exit code.
 set -uo pipefail
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
@@ -26,7 +26,7 @@ must "$bin/pssynth" --preset tiny-qwen3moe "$dir/moe.gguf"
 plan=("$bin/psplan" --profile "$dir/profile.yaml" --threads 4)
 emit=("$bin/psplan" emit)
 must "${plan[@]}" --budget host,2GiB,4GiB --context 1024,4096 -o "$dir/8b.yaml" "$dir/8b.gguf"
-must "${plan[@]}" --budget 760MiB --context 512 -o "$dir/moe.yaml" "$dir/moe.gguf"
+must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --budget 760MiB --context 512 -o "$dir/moe.yaml" "$dir/moe.gguf"
 
 # flags FILE: what a program would get, one argument a line.
 flags() { grep -v '^#' "$1" | xargs printf '%s\n'; }
@@ -52,6 +52,54 @@ expect 1 "$dir/8b.yaml" "${emit[@]}" llama.cpp "$dir/8b.yaml" "$dir/moe.gguf"
 expect 66 "$dir/no.gguf" "${emit[@]}" llama.cpp "$dir/8b.yaml" "$dir/no.gguf"
 sed 's/vram_base_bytes: .*/vram_base_bytes: 9000000000/' "$dir/moe.yaml" >"$dir/unsafe.yaml"
 expect 65 "$dir/unsafe.yaml" "${emit[@]}" llama.cpp "$dir/unsafe.yaml" "$dir/moe.gguf"
+
+# Pages: whole tags, drawings that are XML, nothing from elsewhere; predicted, simulated and measured.
+page() {
+  python3 - "$1" <<'P' || fail "page $1"
+import html.parser, re, sys, xml.etree.ElementTree
+text = open(sys.argv[1], encoding="utf-8").read()
+assert len(text) < 1000000, len(text)
+class Parser(html.parser.HTMLParser):
+    open_tags = []
+    def handle_starttag(self, tag, attrs):
+        assert tag not in ("script", "img", "link", "iframe", "object", "image", "use", "foreignobject"), tag
+        assert all(not k.startswith("on") and k not in ("href", "src", "xlink:href") for k, v in attrs), attrs
+        if tag not in ("meta", "td", "th", "tr"):
+            self.open_tags.append(tag)
+    def handle_startendtag(self, tag, attrs):
+        assert tag in ("path", "rect"), tag
+    def handle_endtag(self, tag):
+        if tag != "tr":
+            assert self.open_tags.pop() == tag, tag
+parser = Parser()
+parser.feed(text)
+parser.close()
+assert not parser.open_tags, parser.open_tags
+drawings = re.findall(r"<svg.*?</svg>", text, re.S)
+assert len(drawings) >= 3, len(drawings)
+for d in drawings:
+    xml.etree.ElementTree.fromstring(d)
+P
+}
+must "${emit[@]}" html "$dir/8b.yaml" -o "$dir/host.html"
+must "${emit[@]}" html --budget 4GiB "$dir/8b.yaml" -o "$dir/large.html"
+grep -q '<h2>VRAM</h2>' "$dir/large.html" && ! grep -q '<h2>VRAM</h2>' "$dir/host.html" || fail "the map of VRAM"
+page "$dir/host.html"
+page "$dir/large.html"
+"${emit[@]}" html --budget 4GiB "$dir/8b.yaml" | cmp -s - "$dir/large.html" || fail "html: standard output differs"
+must "${plan[@]}" --budget 4GiB --context 1024 --trace "$dir/s.json" -o "$dir/s.yaml" "$dir/8b.gguf"
+must "${emit[@]}" html "$dir/s.yaml" --trace "$dir/s.json" -o "$dir/s.html"
+grep -q 'simulated trace' "$dir/s.html" || fail "no simulated trace"
+page "$dir/s.html"
+must "$bin/psrun" --device emulated --plan "$dir/moe.yaml" --budget 760MiB --raw -m Hello -n 4 --trace "$dir/m.json" "$dir/moe.gguf"
+must "${emit[@]}" html "$dir/moe.yaml" --trace "$dir/m.json" -o "$dir/m.html"
+grep -q '>gpu measured<' "$dir/m.html" && grep -q 'predicted / measured' "$dir/m.html" || fail "no measured lanes"
+page "$dir/m.html"
+expect 1 "trace" "${emit[@]}" html "$dir/8b.yaml" --trace "$dir/m.json"
+expect 64 "--trace" "${emit[@]}" yaml "$dir/8b.yaml" --trace "$dir/m.json"
+expect 64 "is an input" "${emit[@]}" html "$dir/moe.yaml" --trace "$dir/m.json" -o "$dir/m.json"
+expect 64 "one file" "${emit[@]}" html "$dir/8b.yaml" "$dir/8b.gguf"
+expect 65 "$dir/moe.gguf" "${emit[@]}" html "$dir/moe.gguf"
 
 [ "$failures" -eq 0 ] && echo "emit: all as expected"
 exit $((failures != 0))

@@ -78,13 +78,14 @@ Test(emit, timeline_of_a_measurement) {
 Test(emit, table) {
     uint32_t n;
     const ps_emitter *table = ps_emitters(&n);
-    cr_assert_geq(n, 4);
+    cr_assert_geq(n, 5);
     for (uint32_t i = 0; i < n; i++) {
         cr_assert_eq(ps_emitter_find(table[i].name), &table[i]);
         cr_assert(table[i].emit && table[i].help && table[i].ending);
     }
     cr_assert_null(ps_emitter_find("poem"));
     cr_assert(ps_emitter_find("llama.cpp")->needs_model && !ps_emitter_find("yaml")->needs_model);
+    cr_assert(ps_emitter_find("html")->takes_trace && !ps_emitter_find("timeline")->takes_trace);
     cr_assert_eq(ps_emitter_find("timeline")->input, PS_EMIT_TRACE);
     cr_assert_eq(ps_emitter_find("binary")->input, PS_EMIT_PLAN);
 }

@@ -229,12 +229,17 @@ static void scale_together(const scaling *s, ps_profile_gpu *g) {
 }
 
 static double memory_total(const scaling *s) {
-    double most = ps_cost_dram_bytes_per_s(s->cost, s->n_threads), bus, dram;
-    for (int b = 0; b < PS_BUS_COUNT && s->from->gpu.name[0]; b++) {
-        ps_cost_together(s->cost, (ps_bus)b, s->n_threads, &bus, &dram);
-        most = fmax(most, fmax(bus + dram, ps_cost_bus_bytes_per_s(s->cost, (ps_bus)b, 1e12)));
+    const ps_profile_gpu *g = &s->from->gpu;
+    double most = ps_cost_dram_bytes_per_s(s->cost, s->n_threads), fastest = 0, bus, dram;
+    for (int b = 0; b < PS_BUS_COUNT && g->name[0]; b++)
+        fastest = fmax(fastest, ps_cost_bus_bytes_per_s(s->cost, (ps_bus)b, 1e12));
+    if (g->n_together == 0) /* nothing says that they are in each other's way */
+        return most + fastest;
+    for (uint32_t i = 0; i < g->n_together; i++) {
+        ps_cost_together(s->cost, g->together[i].bus, s->n_threads, &bus, &dram);
+        most = fmax(most, bus + dram);
     }
-    return most;
+    return fmax(most, fastest);
 }
 
 /* ---- what is asked for ---- */

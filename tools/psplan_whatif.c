@@ -18,7 +18,8 @@ static const ps_option options[] = {
     {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Cores, all of them allowed."},
     {"no-gpu", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Leave the GPU out."},
     {"output", 'o', PS_OPT_TEXT, "FILE", NULL, 0, 0, "Write the scaled profile here (- for stdout)."},
-    {"budget", 'b', PS_OPT_TEXT, "LIST", "host", 0, 0, "VRAM budgets to plan MODEL for, or host."},
+    {"budget", 'b', PS_OPT_TEXT, "LIST", NULL, 0, 0,
+     "VRAM budgets, or host (host, and what both GPUs have)."},
     {"context", 'c', PS_OPT_U64, "N", NULL, 1, 4294967295.0, "Context in tokens (4096, or the model's)."},
     {"parallel", 'n', PS_OPT_U64, "N", "1", 1, 4096, "Sequences at the same time."},
     {"max-step", 0, PS_OPT_U64, "N", NULL, 1, 65536, "Most new tokens in one step."},
@@ -183,7 +184,7 @@ static double prompt_of(const question *q) {
 
 static void show_row(ps_text *t, const question *q, const char *budget, const char *which,
                      const prediction *p) {
-    char a[32], b[32], from[48];
+    char a[32], b[32], from[2][48];
     ps_text_printf(t, "  %-9s %-7s", budget, which);
     if (p->status) {
         ps_text_printf(t, "  %s: %s\n", p->why.subject, p->why.message);
@@ -192,7 +193,8 @@ static void show_row(ps_text *t, const question *q, const char *budget, const ch
     psplan_time(p->prefill_s, a);
     psplan_time(p->decode_s, b);
     ps_text_printf(t, "%9s %10.1f", a, prompt_of(q) / p->prefill_s);
-    ps_text_printf(t, "%10s %10.1f  %s\n", b, q->n_seqs / p->decode_s, sources(p, &p->decode_from, from));
+    ps_text_printf(t, "%10s %10.1f  %s; %s\n", b, q->n_seqs / p->decode_s,
+                   sources(p, &p->prefill_from, from[0]), sources(p, &p->decode_from, from[1]));
 }
 
 static void row_json(ps_json *j, const question *q, const char *which, const prediction *p) {
@@ -219,7 +221,13 @@ static ps_status compare(const ps_profile *const profiles[2], question *q, const
     char budgets[PSPLAN_MAX_LIST][24];
     uint32_t n_budgets = 0;
     ps_cost_model *cost[2] = {NULL, NULL};
-    ps_status status = psplan_split_list("--budget", get(values, "budget")->text, budgets, &n_budgets, err);
+    char all[48] = "host";
+    uint64_t before = profiles[0]->gpu.vram_bytes, after = profiles[1]->gpu.vram_bytes;
+    uint64_t most = after && after < before ? after : before; /* a machine without a GPU says so itself */
+    if (most)
+        snprintf(all, sizeof all, "host,%lluMiB", (unsigned long long)(most >> 20));
+    const char *list = get(values, "budget")->text;
+    ps_status status = psplan_split_list("--budget", list ? list : all, budgets, &n_budgets, err);
     for (int i = 0; i < 2 && !status; i++)
         status = ps_cost_model_new(profiles[i], &cost[i], err);
     ps_text *t = ps_text_new();
@@ -234,7 +242,7 @@ static ps_status compare(const ps_profile *const profiles[2], question *q, const
                    q->model->name[0] ? q->model->name : q->model_path, (unsigned long long)q->context,
                    q->n_seqs, q->n_seqs == 1 ? "" : "s");
     ps_text_printf(t, "  %-9s %-7s%9s %10s%10s %10s  %s\n", "budget", "", "prompt", "tok/s", "step", "tok/s",
-                   "weights of a decode step");
+                   "weights: prompt; decode step");
     for (uint32_t b = 0; b < n_budgets && !status; b++) {
         ps_json_object(j, NULL);
         ps_json_str(j, "budget", budgets[b]);

@@ -87,10 +87,30 @@ json 'd["budgets"][1]["after"]["prefill_s"] > 2 * d["budgets"][1]["before"]["pre
 json 'not d["budgets"][2]["after"]["feasible"] and "memory" in d["budgets"][2]["after"]["message"]' "$dir/j"
 json 'd["budgets"][0]["after"]["decode_weights"] == "cpu" and "vram" in d["budgets"][1]["after"]["decode_weights"]' "$dir/j"
 must "${ask[@]}" --budget 3GiB --workload prompt=256,output=10 --context 2048 -o "$dir/scaled.yaml" "$dir/moe.gguf"
-[ "$(wc -l <"$dir/log")" -eq 4 ] || fail "table: $(cat "$dir/log")"
+[ "$(wc -l <"$dir/log")" -eq 4 ] && grep -q "after .*; vram" "$dir/log" || fail "table: $(cat "$dir/log")"
 # The written profile plans like the table said.
 must "$bin/psplan" --machine "$dir/scaled.yaml" --budget 3GiB --workload prompt=256,output=10 --context 2048 -o "$dir/p.yaml" "$dir/moe.gguf"
 grep -q 'synthetic' "$dir/log" || fail "a plan of a scaled profile is not marked"
+
+# Without --budget: the host, and the whole of the smaller GPU's memory.
+"${ask[@]}" --json "$dir/moe.gguf" >"$dir/j" 2>/dev/null || fail "whatif without --budget"
+json '[b["budget"] for b in d["budgets"]] == ["host", "8192MiB"] and d["budgets"][1]["after"]["feasible"]' "$dir/j"
+
+# R2: from how many tokens on experts are better streamed falls with the bus's rate, about as much as that rises, and rises with
+# the CPU's: four times the cores' speed at twice the DRAM.
+cross=(tools/crossover.py --psplan "$bin/psplan" --svg "$dir/x.svg")
+"${cross[@]}" --profile "$h200" --pcie 4,8,16,32,50 "$dir/moe.gguf" >"$dir/slow.json" || fail "crossover"
+must "$bin/psplan" whatif --profile "$h200" --cpu-flops 18TFLOPS --dram 120GB/s -o "$dir/fast.yaml"
+"${cross[@]}" --profile "$dir/fast.yaml" --pcie 4,8,16,32,50 "$dir/moe.gguf" >"$dir/fast.json" || fail "crossover with a fast CPU"
+json 'all(a["tokens"] and b["tokens"] and 1.3 < a["tokens"] / b["tokens"] < 2.6 for a, b in zip(d, d[1:]))' "$dir/slow.json"
+json 'all(a > b for a, b in zip([r["tokens"] or 1e9 for r in d], [r["tokens"] or 1e9 for r in d][1:]) if a < 1e9)' "$dir/fast.json"
+python3 - "$dir/slow.json" "$dir/fast.json" "$dir/x.svg" <<'P' || fail "crossover over the CPU's speed, or its drawing"
+import json, sys, xml.dom.minidom
+slow, fast = (json.load(open(n)) for n in sys.argv[1:3])
+assert all((b["tokens"] or 1e9) > 1.5 * a["tokens"] for a, b in zip(slow, fast)), (slow, fast)
+assert fast[-1]["tokens"] is not None, fast
+assert len(xml.dom.minidom.parse(sys.argv[3]).getElementsByTagName("polyline")) == 6
+P
 
 expect 64 "nothing to do" "$bin/psplan" whatif --profile "$h200" --pcie 13GB/s
 for rate in 0 -5 GB/s 13XB/s 13GB nan inf 0x10 "1 2" ""; do

@@ -366,6 +366,26 @@ Test(whatif, memory_feeds_the_bus) {
     ps_profile_free(p);
 }
 
+/* Memory with half the rate gives CPU and bus together half of what it gave at most, whatever the bus could do alone. */
+Test(whatif, together_shares_the_memory) {
+    ps_profile *p = load(dense_path);
+    ps_cost_model *c = cost_of(p);
+    ps_profile *w = whatif(p, &(ps_whatif){.dram_bytes_per_s = ps_cost_dram_bytes_per_s(c, 16) / 2});
+    double most = ps_cost_dram_bytes_per_s(c, 16);
+    for (uint32_t i = 0; i < p->gpu.n_together; i++)
+        most = fmax(most,
+                    p->gpu.together[i].bus_bytes_per_s.median + p->gpu.together[i].dram_bytes_per_s.median);
+    for (uint32_t i = 0; i < w->gpu.n_together; i++) {
+        const ps_profile_together *x = &w->gpu.together[i], *y = &p->gpu.together[i];
+        near(x->dram_bytes_per_s.median, y->dram_bytes_per_s.median / 2, "reads");
+        cr_assert_leq(x->bus_bytes_per_s.median + x->dram_bytes_per_s.median, most / 2 * (1 + 1e-9));
+        cr_assert_geq(x->bus_bytes_per_s.median, y->bus_bytes_per_s.median / 2 * (1 - 1e-9));
+    }
+    ps_cost_model_free(c);
+    ps_profile_free(w);
+    ps_profile_free(p);
+}
+
 Test(whatif, refused) {
     static const struct {
         ps_whatif wish;

@@ -167,6 +167,40 @@ Test(html, predicted_against_measured) {
     gc_close(&c);
 }
 
+/* Where bars stand: 1160 pixels from 110 on, 20 a lane, for the longer of prediction and measurement. */
+Test(html, lanes) {
+    gpu_case c = gc_shape(&mb_llama_small);
+    ps_plan *plan = build(&c, 1000 * MIB, 64);
+    ps_trace_event events[2] = {{.index = 0,
+                                 .queue = PS_QUEUE_GPU,
+                                 .op = PS_OP_MATMUL,
+                                 .start_s = 1,
+                                 .end_s = 3,
+                                 .predicted_end_s = 2},
+                                {.index = 1,
+                                 .queue = PS_QUEUE_H2D,
+                                 .op = PS_OP_COPY,
+                                 .start_s = 3,
+                                 .end_s = 4,
+                                 .predicted_start_s = 2,
+                                 .predicted_end_s = 3}};
+    ps_trace_step step = {
+        .level = 1, .n_tokens = 1, .step_s = 4, .predicted_s = 3, .n_events = 2, .events = events};
+    ps_trace t = {.source = PS_TRACE_MEASURED, .n_steps = 1, .steps = &step};
+    memcpy(t.model_hash, plan->model_hash, PS_HASH_BYTES);
+    memcpy(t.profile_hash, plan->profile_hash, PS_HASH_BYTES);
+    uint64_t size;
+    char *html = report(plan, 1, &t, &size);
+    static const char *const bars[] = {"M110 2h580v16h-580z\"/>", "M400 22h580v16h-580z\"/>",
+                                       "M690 42h290v16h-290z\"/>", "M980 62h290v16h-290z\"/>"};
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(count(html, bars[i]), 1, "%s", bars[i]);
+    cr_assert_eq(count(html, "<path class=\"o"), 4);
+    free(html);
+    ps_plan_free(plan);
+    gc_close(&c);
+}
+
 Test(html, hostile_text_and_numbers) {
     gpu_case c = gc_shape(&mb_llama_small);
     ps_plan *plan = build(&c, 1000 * MIB, 64);

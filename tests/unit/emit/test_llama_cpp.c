@@ -92,6 +92,32 @@ static void held(const ps_model *m, const ps_level *l, uint64_t tensor, uint64_t
         }
 }
 
+/* Bytes of KV in VRAM if the last n layers are there, and bytes that are elsewhere than in the plan. */
+static uint64_t kv_of(const ps_plan *plan, const ps_level *l, uint32_t n, uint64_t *elsewhere) {
+    uint64_t vram = 0;
+    *elsewhere = 0;
+    for (uint32_t i = 0; i < plan->n_layers; i++) {
+        bool here = i + n >= plan->n_layers;
+        vram += here ? l->kv[i].bytes * l->n_seqs : 0;
+        *elsewhere += here != (l->kv[i].space == PS_SPACE_VRAM) ? l->kv[i].bytes * l->n_seqs : 0;
+    }
+    return vram;
+}
+
+/* No other -ngl puts more of the KV where the plan has it within the plan's VRAM; what is elsewhere is said. */
+static void check_kv(const ps_plan *plan, const ps_level *l, uint32_t ngl, const char *text,
+                     const char *what) {
+    uint64_t planned = 0, elsewhere, best;
+    cr_assert(ngl >= 1 && ngl <= plan->n_layers + 1, "%s: -ngl %u", what, ngl);
+    for (uint32_t i = 0; i < plan->n_layers; i++)
+        planned += l->kv[i].space == PS_SPACE_VRAM ? l->kv[i].bytes * l->n_seqs : 0;
+    cr_assert_leq(kv_of(plan, l, ngl - 1, &best), planned, "%s", what);
+    for (uint32_t n = 0; n <= plan->n_layers; n++)
+        cr_assert(kv_of(plan, l, n, &elsewhere) > planned || elsewhere >= best, "%s: -ngl %u, not %u", what,
+                  n + 1, ngl);
+    cr_assert_eq(best != 0, strstr(text, "bytes of KV") != NULL, "%s\n%s", what, text);
+}
+
 typedef struct seen {
     uint64_t whole, partial, on_gpu, rules, moe;
 } seen;
@@ -139,6 +165,8 @@ static seen compare(const ps_plan *plan, uint32_t level, const ps_model *m, cons
     cr_assert((s.partial != 0) == (strstr(text, "in part in VRAM") != NULL), "%s\n%s", what, text);
     if (!l->budget_bytes)
         cr_assert(f.ngl == 0 && f.n_rules == 0 && strstr(text, "--device none"), "%s", text);
+    else
+        check_kv(plan, l, f.ngl, text, what);
     for (uint32_t i = 0; i < f.n_rules; i++)
         regfree(&f.rules[i].regex);
     free(copy);

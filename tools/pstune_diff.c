@@ -89,16 +89,8 @@ __attribute__((format(printf, 4, 5))) static void add(entries *list, const ps_st
 }
 
 static void add_point(entries *list, const ps_profile *p, const ps_profile_point *q) {
-    const char *kernel = "?"; /* validation has seen to it that there is one */
-    for (uint32_t lo = 0, hi = p->n_kernels; lo < hi;) {
-        const uint32_t mid = lo + (hi - lo) / 2;
-        if (p->kernels[mid].id == q->kernel)
-            kernel = p->kernels[mid].name;
-        if (p->kernels[mid].id < q->kernel)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
+    const ps_kernel_spec *k = ps_tune_kernel(p, q->kernel);
+    const char *kernel = k ? k->name : "?";
     char shape[64] = "";
     if (q->heads_kv)
         snprintf(shape, sizeof shape, "/%u kv %llu", q->heads_kv, (unsigned long long)q->kv_len);

@@ -30,10 +30,26 @@ enum { PS_TUNE_N_GPU = 12 };
 extern const ps_tune_quantity ps_tune_gpu[PS_TUNE_N_GPU];
 const ps_stat *ps_tune_gpu_stat(const ps_profile_gpu *gpu, int i);
 
+/* A kernel of the profile's catalogue; NULL if it is not there. */
+const ps_kernel_spec *ps_tune_kernel(const ps_profile *profile, uint32_t id);
+
 /* "12.3 us" and the like; returns buf. */
 const char *ps_tune_time_text(double s, char buf[24]);
 /* The same for any unit: "12.30 GB/s". */
 const char *ps_tune_value_text(double value, ps_tune_unit unit, char buf[24]);
+
+/* How many times slower something is beside something else: the median of n ratios. */
+typedef struct ps_tune_slowdown {
+    char what[64];
+    double times;
+    uint32_t n;
+} ps_tune_slowdown;
+/* Of kernels by neighbour and threads, then of bus and DRAM; from malloc, the caller frees it. False: out of memory. */
+bool ps_tune_slowdowns(const ps_profile *profile, ps_tune_slowdown **out, uint32_t *out_n);
+
+/* Rooflines, copy rates by size and slowdowns as one SVG picture, written atomically. Errors: PS_E_NOMEM and those of
+ * ps_file_write_atomic. */
+ps_status ps_tune_svg(const ps_profile *profile, const char *path, ps_error *err);
 
 /* What people read of a profile: machine, ceilings, and (all: every, otherwise one line per kernel) points. */
 void ps_tune_print(const ps_profile *profile, bool all);

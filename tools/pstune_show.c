@@ -12,14 +12,17 @@
         {"man", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Print the man page's source."},                           \
         {"version", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Show the version."},
 
-static const ps_option options[] = {COMMON_OPTIONS};
+static const ps_option options[] = {{"svg", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0,
+                                     "Draw rooflines, copy rates by size and slowdowns into FILE instead."},
+                                    COMMON_OPTIONS};
 
 static const ps_command command = {
     .name = "pstune show",
     .synopsis = "[OPTIONS] FILE",
     .summary = "Print a machine profile.",
     .examples = "  pstune show ~/.local/share/pinstripe/profile.yaml\n"
-                "  pstune show --json profile.yaml | jq .points[0]",
+                "  pstune show --json profile.yaml | jq .points[0]\n"
+                "  pstune show --svg profile.svg profile.yaml",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .min_args = 1,
@@ -97,6 +100,18 @@ static void print_gpu(const ps_profile_gpu *g) {
                g->together[i].n_threads == 1 ? "s" : "", g->together[i].dram_bytes_per_s.median * 1e-9);
 }
 
+static void print_slowdowns(const ps_profile *p) {
+    ps_tune_slowdown *s;
+    uint32_t n;
+    if (!ps_tune_slowdowns(p, &s, &n)) {
+        printf("slower    not shown: out of memory\n");
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        printf("%s%5.2f times: %s (%u)\n", i ? "          " : "slower    ", s[i].times, s[i].what, s[i].n);
+    free(s);
+}
+
 void ps_tune_print(const ps_profile *p, bool all) {
     const ps_profile_topology *t = &p->topology;
     char a[24], b[24];
@@ -128,6 +143,7 @@ void ps_tune_print(const ps_profile *p, bool all) {
         printf("barrier   %s, pool start %s\n", ps_tune_time_text(p->barrier_s.median, a),
                ps_tune_time_text(p->pool_start_s.median, b));
     print_gpu(&p->gpu);
+    print_slowdowns(p);
     printf("kernels   %u, %u points%s\n", p->n_kernels, p->n_points,
            all ? "; +- half the quartile distance, * stopped before the median was sure" : "");
     for (uint32_t i = 0; i < p->n_kernels && all; i++) {
@@ -278,7 +294,11 @@ int ps_tune_show(int argc, char **argv) {
     if (ps_profile_read(args[0], &p, &err) != PS_OK)
         return ps_tune_fail(&err);
     code = 0;
-    if (ps_options_get(&command, values, "json")->set) {
+    const char *svg = ps_options_get(&command, values, "svg")->text;
+    if (svg) {
+        if (ps_tune_svg(p, svg, &err) != PS_OK)
+            code = ps_tune_fail(&err);
+    } else if (ps_options_get(&command, values, "json")->set) {
         ps_json *j = ps_json_new(2);
         ps_json_object(j, NULL);
         ps_tune_json(j, p);

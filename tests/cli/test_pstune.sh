@@ -64,6 +64,25 @@ grep -q "GB/s" "$dir/out" || fail "show without rates"
 expect 0 "" "$pstune" show --json "$dir/null.yaml"
 grep -q '"synthetic": true' "$dir/out" || fail "show --json without synthetic"
 
+# show --svg: one well-formed picture, whatever texts the profile holds; nothing is left of one that cannot be written.
+sed -e 's/cpu_model: .*/cpu_model: "a <b> \& \\u00e9 machine"/' "$dir/null.yaml" >"$dir/names.yaml"
+for profile in null names; do
+    expect 0 "" "$pstune" show --svg "$dir/$profile.svg" "$dir/$profile.yaml"
+    [ ! -s "$dir/out" ] || fail "show --svg writes to stdout: $(head -1 "$dir/out")"
+    python3 - "$dir/$profile.svg" <<'EOF' || fail "$profile.svg"
+import sys
+from xml.etree import ElementTree
+picture = ElementTree.parse(sys.argv[1]).getroot()
+tags = [e.tag.split("}")[1] for e in picture.iter()]
+texts = " ".join(e.text or "" for e in picture.iter())
+assert tags.count("circle") > 20, tags.count("circle")
+assert tags.count("rect") >= 1, tags.count("rect")
+assert "Rooflines" in texts and "Slowdowns" in texts and "CPU kernels of" in texts, texts[:300]
+assert "names" not in sys.argv[1].split("/")[-1] or "a <b> &" in texts, texts[-900:-600]
+EOF
+done
+expect 73 "no/such" "$pstune" show --svg "$dir/no/such/x.svg" "$dir/null.yaml"
+
 # diff: a profile is the same as itself; a barrier twice as slow and a DRAM rate twice as high are found, a noisy entry is ambiguous.
 expect 0 "" "$pstune" diff "$dir/null.yaml" "$dir/null.yaml"
 grep -Eq "([0-9]+) in both: \1 same, 0 faster, 0 slower, 0 ambiguous; 0 only in A, 0 only in B" "$dir/out" ||

@@ -46,6 +46,18 @@ const ps_stat *ps_tune_gpu_stat(const ps_profile_gpu *gpu, int i) {
     return (const ps_stat *)(const void *)((const char *)gpu + ps_tune_gpu[i].at);
 }
 
+const ps_kernel_spec *ps_tune_kernel(const ps_profile *p, uint32_t id) {
+    uint32_t lo = 0, hi = p->n_kernels;
+    while (lo < hi) {
+        const uint32_t mid = lo + (hi - lo) / 2;
+        if (p->kernels[mid].id < id)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < p->n_kernels && p->kernels[lo].id == id ? &p->kernels[lo] : NULL;
+}
+
 const char *ps_tune_time_text(double s, char buf[24]) {
     if (s < 1e-6)
         snprintf(buf, 24, "%.0f ns", s * 1e9);

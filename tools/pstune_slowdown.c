@@ -1,0 +1,127 @@
+/* What slows what down: a profile's contention as one list of factors. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pstune_internal.h"
+
+/* One kernel at one shape, beside something, against the same alone. */
+typedef struct sample {
+    bool gpu;
+    uint32_t n_threads;
+    ps_beside beside;
+    double times;
+} sample;
+
+static int compare_u64(uint64_t a, uint64_t b) {
+    return a < b ? -1 : a > b;
+}
+
+static int by_shape(const void *va, const void *vb) {
+    const ps_profile_point *a = *(const ps_profile_point *const *)va,
+                           *b = *(const ps_profile_point *const *)vb;
+    int c = compare_u64(a->kernel, b->kernel);
+    c = c ? c : compare_u64(a->rows, b->rows);
+    c = c ? c : compare_u64(a->cols, b->cols);
+    c = c ? c : compare_u64(a->heads_kv, b->heads_kv);
+    c = c ? c : compare_u64(a->kv_len, b->kv_len);
+    c = c ? c : compare_u64(a->n_tokens, b->n_tokens);
+    return c ? c : compare_u64(a->n_threads, b->n_threads);
+}
+
+static int by_group(const void *va, const void *vb) {
+    const sample *a = va, *b = vb;
+    int c = compare_u64(a->gpu, b->gpu);
+    c = c ? c : compare_u64(a->beside, b->beside);
+    c = c ? c : compare_u64(a->n_threads, b->n_threads);
+    return c ? c : (a->times > b->times) - (a->times < b->times);
+}
+
+/* Ratios of all points that were measured beside something and alone. False: out of memory. */
+static bool ratios(const ps_profile *p, sample **out, uint32_t *out_n) {
+    const ps_profile_point **idle = calloc((uint64_t)p->n_points + 1, sizeof *idle);
+    sample *s = calloc((uint64_t)p->n_points + 1, sizeof *s);
+    uint32_t n_idle = 0, n = 0;
+    if (!idle || !s) {
+        free(idle);
+        free(s);
+        return false;
+    }
+    for (uint32_t i = 0; i < p->n_points; i++)
+        if (p->points[i].beside == PS_BESIDE_IDLE && p->points[i].time_s.n)
+            idle[n_idle++] = &p->points[i];
+    qsort(idle, n_idle, sizeof *idle, by_shape);
+    for (uint32_t i = 0; i < p->n_points; i++) {
+        const ps_profile_point *q = &p->points[i], *const * alone;
+        /* DIRECT is another place of the weights, nothing beside. */
+        if (q->beside == PS_BESIDE_IDLE || q->beside == PS_BESIDE_DIRECT || !q->time_s.n || !n_idle)
+            continue;
+        alone = bsearch(&q, idle, n_idle, sizeof *idle, by_shape);
+        if (alone)
+            s[n++] = (sample){.gpu = q->n_threads == 0,
+                              .n_threads = q->n_threads,
+                              .beside = q->beside,
+                              .times = q->time_s.median / (*alone)->time_s.median};
+    }
+    free(idle);
+    qsort(s, n, sizeof *s, by_group);
+    *out = s;
+    *out_n = n;
+    return true;
+}
+
+static const ps_stat *largest_copy(const ps_profile_gpu *g, ps_bus bus) {
+    const ps_profile_copy *best = NULL;
+    for (uint32_t i = 0; i < g->n_copies; i++)
+        if (g->copies[i].bus == bus && g->copies[i].kind == PS_HOST_KIND_PINNED &&
+            g->copies[i].bw_bytes_per_s.n && (!best || g->copies[i].bytes > best->bytes))
+            best = &g->copies[i];
+    return best ? &best->bw_bytes_per_s : NULL;
+}
+
+static void add_together(const ps_profile *p, const ps_profile_together *t, ps_tune_slowdown *out,
+                         uint32_t *n) {
+    const ps_stat *bus = largest_copy(&p->gpu, t->bus), *dram = NULL;
+    const char *name = ps_tune_bus_names[t->bus];
+    for (uint32_t i = 0; i < p->n_dram; i++)
+        if (p->dram[i].n_threads == t->n_threads && p->dram[i].bw_bytes_per_s.n)
+            dram = &p->dram[i].bw_bytes_per_s;
+    if (bus && t->bus_bytes_per_s.n) {
+        ps_tune_slowdown *s = &out[(*n)++];
+        *s = (ps_tune_slowdown){.times = bus->median / t->bus_bytes_per_s.median, .n = 1};
+        snprintf(s->what, sizeof s->what, "%s beside reads of %u thr", name, t->n_threads);
+    }
+    if (dram && t->dram_bytes_per_s.n) {
+        ps_tune_slowdown *s = &out[(*n)++];
+        *s = (ps_tune_slowdown){.times = dram->median / t->dram_bytes_per_s.median, .n = 1};
+        snprintf(s->what, sizeof s->what, "reads of %u thr beside %s", t->n_threads, name);
+    }
+}
+
+bool ps_tune_slowdowns(const ps_profile *p, ps_tune_slowdown **out, uint32_t *out_n) {
+    sample *s;
+    uint32_t n_samples, n = 0;
+    if (!ratios(p, &s, &n_samples))
+        return false;
+    ps_tune_slowdown *list = calloc((uint64_t)n_samples + 2 * (uint64_t)p->gpu.n_together + 1, sizeof *list);
+    for (uint32_t i = 0, j; list && i < n_samples; i = j) {
+        for (j = i; j < n_samples && s[j].gpu == s[i].gpu && s[j].beside == s[i].beside &&
+                    s[j].n_threads == s[i].n_threads;
+             j++)
+            ;
+        ps_tune_slowdown *d = &list[n++];
+        d->n = j - i;
+        d->times = (s[i + (j - i) / 2].times + s[i + (j - i - 1) / 2].times) / 2;
+        if (s[i].gpu)
+            snprintf(d->what, sizeof d->what, "GPU kernels beside %s", ps_tune_beside_names[s[i].beside]);
+        else
+            snprintf(d->what, sizeof d->what, "CPU kernels of %u thr beside %s", s[i].n_threads,
+                     ps_tune_beside_names[s[i].beside]);
+    }
+    for (uint32_t i = 0; list && i < p->gpu.n_together; i++)
+        add_together(p, &p->gpu.together[i], list, &n);
+    free(s);
+    *out = list;
+    *out_n = n;
+    return list != NULL;
+}

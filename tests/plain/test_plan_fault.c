@@ -65,7 +65,7 @@ static const char *trace(void *ctx, bool injected) {
     ps_status status = ps_plan_simulate_step(w->plan, 0, 2, w->model, w->profile, w->cost, 0, &step, &err);
     if (!status) {
         ps_trace t = {.source = PS_TRACE_SIMULATED, .n_steps = 1, .steps = &step};
-        status = ps_emit_timeline(&t, &text, &size, &err);
+        status = ps_emit_timeline(&(ps_emit_source){.trace = &t}, &text, &size, &err);
     }
     free(text);
     free(step.events);

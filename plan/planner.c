@@ -267,6 +267,19 @@ static void order_levels(gpu_levels *g) {
     }
 }
 
+/* A larger budget is never slower: where what was chosen for a smaller one of the same context, sequences and threads is
+ * predicted to be faster, it is taken as it is. Levels come in order of their budgets. */
+static void no_slower(const ps_level_request *levels, const gpu_levels *g) {
+    for (uint32_t i = 1; i < g->n; i++)
+        for (uint32_t k = 0; k < i; k++) {
+            const ps_level_request *x = &levels[g->at[k]], *y = &levels[g->at[i]];
+            if (x->bucket_tokens == y->bucket_tokens && x->n_seqs == y->n_seqs &&
+                x->n_threads == y->n_threads && x->budget_bytes < y->budget_bytes &&
+                g->choice[k].workload_s < g->choice[i].workload_s)
+                g->choice[i] = g->choice[k];
+        }
+}
+
 /* All levels with a GPU, into out[]: `at` gives their places among the levels asked for. */
 static ps_status plan_gpu(ps_building *b, const ps_level_request *levels, gpu_levels *g, ps_level *out,
                           ps_shortage *shortage) {
@@ -274,6 +287,8 @@ static ps_status plan_gpu(ps_building *b, const ps_level_request *levels, gpu_le
     ps_status status = PS_OK;
     for (uint32_t i = 0; i < g->n && !status; i++)
         status = ps_gpu_choose(b, &levels[g->at[i]], &g->choice[i], shortage);
+    if (!status && !b->q->forced)
+        no_slower(levels, g);
     ps_building kept = *b;
     for (int round = 0; round < TRIES && !status; round++) {
         uint32_t over;

@@ -89,3 +89,45 @@ Test(machines, all) {
     cr_assert_geq(n, LEAST_MACHINES);
     cr_assert_geq(measured, 3);
 }
+
+/* Predicted time of a prompt of 1,024 tokens and 256 more, as psplan's default workload. */
+static double workload_s(const ps_level *l) {
+    const ps_tier *prompt = NULL, *one = &l->tiers[0];
+    for (uint32_t i = 0; i < l->n_tiers && !prompt; i++)
+        if (l->tiers[i].max_tokens >= 1024)
+            prompt = &l->tiers[i];
+    cr_assert(prompt && one->max_tokens == 1);
+    return prompt->step_empty_s + 256 * (one->step_empty_s + one->step_full_s) / 2;
+}
+
+/* On this machine experts that fill the last of 16 GB by themselves make steps slower, not faster: there the smaller budget's
+ * choice stays. */
+Test(machines, larger_budgets_are_not_slower) {
+    enum { N = 6 };
+    ps_error e = {0};
+    ps_profile *p = NULL;
+    ps_cost_model *cost = NULL;
+    ps_plan *plan = NULL;
+    gpu_case c = gc_shape(&mb_qwen3_30b_a3b);
+    cr_assert_eq(ps_profile_read("fixtures/profiles/gaming-laptop.yaml", &p, &e), PS_OK, "%s", e.message);
+    cr_assert_eq(ps_cost_model_new(p, &cost, &e), PS_OK);
+    ps_level_request levels[N];
+    for (int i = 0; i < N; i++)
+        levels[i] = gc_level((uint64_t)(11776 + 768 * i) << 20, 2048, 1, p->topology.n_allowed - 1);
+    ps_plan_request r = gc_request(&c, levels, N);
+    r.profile = p;
+    r.cost = cost;
+    cr_assert_eq(ps_plan_build(&r, &plan, NULL, &e), PS_OK, "%s: %s", e.subject, e.message);
+    cr_assert_eq(plan->n_levels, N);
+    for (int i = 1; i < N; i++)
+        cr_assert_leq(workload_s(&plan->levels[i]), workload_s(&plan->levels[i - 1]) * 1.0001,
+                      "%s: %g s, not %g", plan->levels[i].budget, workload_s(&plan->levels[i]),
+                      workload_s(&plan->levels[i - 1]));
+    cr_assert_lt(plan->levels[N - 1].vram_weight_bytes,
+                 plan->levels[N - 1].budget_bytes - ((uint64_t)1 << 30),
+                 "the smaller budget's choice was not needed: another case must show the rule");
+    ps_plan_free(plan);
+    ps_cost_model_free(cost);
+    ps_profile_free(p);
+    gc_close(&c);
+}

@@ -65,6 +65,25 @@ static uint32_t level_for_bytes(const ps_engine *e, uint64_t bytes) {
     return best;
 }
 
+void ps_engine_leave_room(ps_engine *e, uint64_t limit_bytes) {
+    uint64_t own, all, total;
+    ps_meter how;
+    if (limit_bytes == 0 || !e->has_device || ps_device_vram_used(e->run.device, &own, &how, NULL) != PS_OK ||
+        (how != PS_METER_PROCESS && how != PS_METER_EMULATED) ||
+        ps_device_vram_all(e->run.device, &all, &total, NULL) != PS_OK)
+        return;
+    uint64_t others = all > own ? all - own : 0, left = limit_bytes > others ? limit_bytes - others : 0;
+    if (e->level->budget_bytes <= left)
+        return;
+    uint32_t to = level_for_bytes(e, left);
+    if (to != UINT32_MAX && e->plan->levels[to].budget_bytes < e->level->budget_bytes) {
+        e->level_index = to;
+        e->level = &e->plan->levels[to];
+        e->info.budget = e->level->budget;
+        e->asked = e->level->budget_bytes;
+    }
+}
+
 /* Only a smaller budget is worth giving a step up; a larger one can wait for its end. */
 bool ps_engine_must_stop(const ps_engine *e) {
     uint64_t request = __atomic_load_n(&e->request, __ATOMIC_RELAXED);

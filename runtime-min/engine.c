@@ -160,8 +160,10 @@ static ps_status open_all(ps_engine *e, const ps_engine_options *o, ps_error *er
         ps_error_prefix(err, o->plan_path);
         return status;
     }
-    if ((status = ps_engine_open_device(e, o, err)) != PS_OK ||
-        (status = ps_engine_open_memory(e, o, err)) != PS_OK || (status = size_step_data(e, err)) != PS_OK ||
+    if ((status = ps_engine_open_device(e, o, err)) != PS_OK)
+        return status;
+    ps_engine_leave_room(e, o->vram_limit_bytes);
+    if ((status = ps_engine_open_memory(e, o, err)) != PS_OK || (status = size_step_data(e, err)) != PS_OK ||
         (status = ps_engine_enter_level(e, err)) != PS_OK)
         return status;
     return ps_pool_new(e->machine, e->info.n_threads, &e->pool, err);

@@ -105,6 +105,12 @@ P
 # A total between budgets, whatever is asked for.
 "${run[@]}" --budget 720MiB --watch-vram 700MiB --tokens 3 >/dev/null 2>"$dir/err" || fail "--watch-vram 700MiB: exit $?"
 said ', budget 660MiB, ' || fail "--watch-vram 700MiB: $(cat "$dir/err")"
+# Others who leave too little from the start: the budget that fits beside them is opened at once, also where it alone can be mapped.
+for left in "700 660MiB" "650 620MiB" "130 620MiB"; do
+  echo $(((8192 - ${left% *}) << 20)) >"$dir/others"
+  "${run[@]}" --watch-vram 8GiB --emulated-others "$dir/others" --tokens 3 >/dev/null 2>"$dir/err" || fail "others leave ${left% *} MiB: exit $?: $(cat "$dir/err")"
+  said ", budget ${left#* }, " || fail "others leave ${left% *} MiB: $(cat "$dir/err")"
+done
 # Where it cannot be done.
 "${run[@]}" --watch-vram 100MiB -q >/dev/null 2>"$dir/err"
 [ $? -eq 1 ] && said "no budget of at most" || fail "--watch-vram below all budgets: $(cat "$dir/err")"

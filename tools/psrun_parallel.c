@@ -16,6 +16,7 @@
 typedef struct request {
     const char *text;
     uint64_t len;
+    uint32_t line;
     uint64_t n_prompt, n_generated;
     ps_text *collected; /* while it runs */
     char *answer;       /* once it has ended, from malloc */
@@ -38,9 +39,10 @@ typedef struct batch {
     ps_eval_item *items;
 } batch;
 
-/* Lines to requests; empty ones are none. Text stays in `data`. */
+/* Lines to requests, each ended by a NUL; empty ones are none. Text stays in `data`, which a NUL follows. */
 static ps_status split_lines(char *data, uint64_t size, batch *b, const char *path, ps_error *err) {
     uint64_t n = 0, at = 0;
+    uint32_t line = 0;
     for (uint64_t i = 0; i < size; i++)
         n += data[i] == '\n';
     b->requests = calloc(n + 1, sizeof *b->requests);
@@ -51,8 +53,10 @@ static ps_status split_lines(char *data, uint64_t size, batch *b, const char *pa
         uint64_t len = end != NULL ? (uint64_t)(end - data) - at : size - at, text = len;
         if (text != 0 && data[at + text - 1] == '\r')
             text--;
+        line++;
         if (text != 0)
-            b->requests[b->n_requests++] = (request){.text = data + at, .len = text};
+            b->requests[b->n_requests++] = (request){.text = data + at, .len = text, .line = line};
+        data[at + text] = '\0';
         at += len + 1;
     }
     return b->n_requests != 0 ? PS_OK : ps_error_set(err, PS_E_DATA, path, "holds no prompt");
@@ -66,6 +70,16 @@ static ps_status start(batch *b, lane *l, ps_error *err) {
     q->collected = ps_text_new();
     q->stop = "length";
     ps_status status = psrun_encode(b->r, q->text, q->len, &l->prompt, &q->n_prompt, err);
+    uint64_t most = ps_engine_get_info(b->r->engine)->context;
+    if (status == PS_OK && q->n_prompt > most)
+        status = ps_error_set(err, PS_E_USAGE, "prompt",
+                              "%" PRIu64 " tokens, but the plan's level holds %" PRIu64, q->n_prompt, most);
+    if (status != PS_OK) {
+        char line[32];
+        snprintf(line, sizeof line, "line %u", q->line);
+        ps_error_prefix(err, line);
+        ps_error_prefix(err, psrun_option(b->r, "prompts")->text);
+    }
     return status == PS_OK ? ps_session_new(b->r->engine, &sampling, &l->session, err) : status;
 }
 

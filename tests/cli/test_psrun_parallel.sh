@@ -44,4 +44,25 @@ expect 64 'give one of' "${run[@]}" -m Hi --prompts "$dir/prompts" "$m"
 expect 66 'nowhere' "${run[@]}" --prompts "$dir/nowhere" "$m"
 : >"$dir/empty"
 expect 65 'holds no prompt' "${run[@]}" --prompts "$dir/empty" "$m"
+{ printf 'One\n\n'; for ((i = 0; i < 300; i++)); do printf 'word '; done; echo; } >"$dir/long"
+expect 64 'long: line 3: prompt: ' "${run[@]}" --prompts "$dir/long" "$m"
+
+# In conversations too a prompt is its own line alone.
+chat=${PS_MODELS:-}/SmolLM2-135M-Instruct.Q4_1.gguf
+if [ -r "$chat" ]; then
+  must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --output "$dir/chat.yaml" "$chat"
+  printf 'Hi\nName a colour\r\nBye' >"$dir/prompts"
+  "$bin/psrun" --quiet --plan "$dir/chat.yaml" --prompts "$dir/prompts" -n 1 --json "$chat" >"$dir/json" || fail "--prompts as conversations"
+  for text in Hi 'Name a colour' Bye; do
+    "$bin/psrun" --quiet --plan "$dir/chat.yaml" -m "$text" -n 1 --json "$chat"
+  done >"$dir/alone"
+  python3 - "$dir" <<'P' || fail "--prompts: conversations of other lengths than by themselves"
+import re, sys
+dir = sys.argv[1]
+n = [re.findall(r'"prompt_tokens": (\d+)', open(f"{dir}/{f}").read()) for f in ("json", "alone")]
+assert len(n[1]) == 3 and n[0][-3:] == n[1], n
+P
+else
+  echo "no conversation tried: PS_MODELS has no SmolLM2"
+fi
 [ "$failures" -eq 0 ]

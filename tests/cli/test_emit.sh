@@ -1,24 +1,7 @@
 #!/usr/bin/env bash
 # psplan emit llama.cpp and html as commands: flags that xargs takes apart, pages that parse, the level that is asked for, and
 # every wrong input in one line with the right exit code.
-set -uo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-bin=${PS_BIN:?}
-failures=0
-
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
-must() { "$@" >"$dir/log" 2>&1 || { cat "$dir/log"; fail "$*"; }; }
-expect() {
-  local code=$1 text=$2 got
-  shift 2
-  "$@" >"$dir/out" 2>"$dir/err" </dev/null
-  got=$?
-  [ "$got" -eq "$code" ] || fail "$* : exit $got, expected $code: $(cat "$dir/err")"
-  [ "$(wc -l <"$dir/err")" -eq 1 ] || fail "$* : not one line: $(cat "$dir/err")"
-  grep -qF -- "$text" "$dir/err" || fail "$* : '$text' is not in: $(cat "$dir/err")"
-  [ -s "$dir/out" ] && fail "$* : printed: $(head -c 200 "$dir/out")"
-}
+. "$(dirname "$0")/common.sh"
 
 must "$bin/pstune" --null --device null --quick --output "$dir/profile.yaml"
 must "$bin/pssynth" --preset llama3-8b-q4_0 --sparse "$dir/8b.gguf"

@@ -1,26 +1,6 @@
 #!/usr/bin/env bash
 # psrun on a tiny random model: right runs are reproducible, wrong inputs give one line and the right exit code.
-set -uo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-bin=${PS_BIN:?}
-failures=0
-
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
-
-# expect CODE TEXT COMMAND...: exit code, exactly one line on standard error, TEXT in it, nothing on standard output.
-expect() {
-  local code=$1 text=$2 got
-  shift 2
-  "$@" >"$dir/out" 2>"$dir/err" </dev/null
-  got=$?
-  [ "$got" -eq "$code" ] || fail "$* : exit $got, expected $code: $(cat "$dir/err")"
-  [ "$(wc -l <"$dir/err")" -eq 1 ] || fail "$* : not one line: $(cat "$dir/err")"
-  grep -qF -- "$text" "$dir/err" || fail "$* : '$text' is not in: $(cat "$dir/err")"
-  [ -s "$dir/out" ] && fail "$* : printed: $(head -c 200 "$dir/out")"
-}
-
-must() { "$@" >"$dir/log" 2>&1 || { cat "$dir/log"; fail "$*"; }; }
+. "$(dirname "$0")/common.sh"
 
 m=$dir/m.gguf p=$dir/m.plan.yaml
 must "$bin/pssynth" --preset tiny-llama "$m"

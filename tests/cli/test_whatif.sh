@@ -1,29 +1,10 @@
 #!/usr/bin/env bash
 # Machines other than this one: --machine, psplan whatif, the fixtures that its script writes, and what psplan and psrun say of
 # a plan whose profile is of elsewhere, with a GPU.
-set -uo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-bin=${PS_BIN:?}
-failures=0
+. "$(dirname "$0")/common.sh"
 profiles=$PWD/fixtures/profiles
 export SOURCE_DATE_EPOCH=1764374400
 export XDG_DATA_HOME=$dir/none
-
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
-must() { "$@" >"$dir/log" 2>&1 || { cat "$dir/log"; fail "$*"; }; }
-# expect CODE TEXT COMMAND...: exit code, one line on standard error with TEXT in it, nothing on standard output.
-expect() {
-  local code=$1 text=$2 got
-  shift 2
-  "$@" >"$dir/out" 2>"$dir/err" </dev/null
-  got=$?
-  [ "$got" -eq "$code" ] || fail "$* : exit $got, expected $code: $(cat "$dir/err")"
-  [ "$(wc -l <"$dir/err")" -eq 1 ] || fail "$* : not one line: $(cat "$dir/err")"
-  grep -qF -- "$text" "$dir/err" || fail "$* : '$text' is not in: $(cat "$dir/err")"
-  [ -s "$dir/out" ] && fail "$* : printed: $(head -c 200 "$dir/out")"
-}
-json() { python3 -c 'import json,sys; d=json.load(open(sys.argv[2])); assert eval(sys.argv[1]), d' "$1" "$2" || fail "JSON of $2: $1"; }
 
 must "$bin/pssynth" --arch llama "$dir/tiny.gguf"
 must "$bin/pssynth" --preset qwen3-30b-a3b-q4_0 --sparse "$dir/moe.gguf"

@@ -3,18 +3,8 @@
  * are refused and change nothing. */
 #include <math.h>
 
+#include "check.h"
 #include "engine_case.h"
-
-static unsigned failures;
-#define CHECK(cond, ...)                                                                                     \
-    do {                                                                                                     \
-        if (!(cond)) {                                                                                       \
-            failures++;                                                                                      \
-            printf("%s:%d: %s: ", __FILE__, __LINE__, #cond);                                                \
-            printf(__VA_ARGS__);                                                                             \
-            putchar('\n');                                                                                   \
-        }                                                                                                    \
-    } while (0)
 
 static const ps_sampler_params greedy = {.top_p = 1};
 

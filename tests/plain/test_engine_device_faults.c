@@ -3,18 +3,8 @@
 #include <malloc.h>
 #include <signal.h>
 
+#include "check.h"
 #include "engine_gpu_case.h"
-
-static unsigned failures;
-#define CHECK(cond, ...)                                                                                     \
-    do {                                                                                                     \
-        if (!(cond)) {                                                                                       \
-            failures++;                                                                                      \
-            printf("%s:%d: %s: ", __FILE__, __LINE__, #cond);                                                \
-            printf(__VA_ARGS__);                                                                             \
-            putchar('\n');                                                                                   \
-        }                                                                                                    \
-    } while (0)
 
 typedef struct faults {
     uint64_t n, at; /* calls so far; the one to fail, 0: none */

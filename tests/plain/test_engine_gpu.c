@@ -3,19 +3,9 @@
  * themselves; several sequences, tiles, tails in groups, traces, weights behind a staging ring. */
 #include <math.h>
 
+#include "check.h"
 #include "engine_gpu_case.h"
 #include "schemas/trace.h"
-
-static unsigned failures;
-#define CHECK(cond, ...)                                                                                     \
-    do {                                                                                                     \
-        if (!(cond)) {                                                                                       \
-            failures++;                                                                                      \
-            printf("%s:%d: %s: ", __FILE__, __LINE__, #cond);                                                \
-            printf(__VA_ARGS__);                                                                             \
-            putchar('\n');                                                                                   \
-        }                                                                                                    \
-    } while (0)
 
 static const ps_sampler_params greedy = {.top_p = 1};
 

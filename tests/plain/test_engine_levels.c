@@ -5,18 +5,8 @@
 #include <stdatomic.h>
 #include <time.h>
 
+#include "check.h"
 #include "engine_gpu_case.h"
-
-static unsigned failures;
-#define CHECK(cond, ...)                                                                                     \
-    do {                                                                                                     \
-        if (!(cond)) {                                                                                       \
-            failures++;                                                                                      \
-            printf("%s:%d: %s: ", __FILE__, __LINE__, #cond);                                                \
-            printf(__VA_ARGS__);                                                                             \
-            putchar('\n');                                                                                   \
-        }                                                                                                    \
-    } while (0)
 
 enum { TOKENS = 200, CHUNK = 21 };
 

@@ -3,18 +3,8 @@
 #include <math.h>
 
 #include "../gpu_profile.h"
+#include "check.h"
 #include "engine_case.h"
-
-static unsigned failures;
-#define CHECK(cond, ...)                                                                                     \
-    do {                                                                                                     \
-        if (!(cond)) {                                                                                       \
-            failures++;                                                                                      \
-            printf("%s:%d: %s: ", __FILE__, __LINE__, #cond);                                                \
-            printf(__VA_ARGS__);                                                                             \
-            putchar('\n');                                                                                   \
-        }                                                                                                    \
-    } while (0)
 
 enum { PROMPT = 12, STEPS = 4, CONTEXT = 256, MAX_LEVELS = 4, THREADS = 2 };
 

@@ -125,7 +125,8 @@ static ps_status choose_output(run *r, const char *given, ps_error *err) {
     struct stat st;
     if (stat(r->output, &st) == 0 && !S_ISREG(st.st_mode))
         return ps_error_set(err, PS_E_CANTCREATE, r->output, "exists and is not a regular file");
-    return given ? PS_OK : make_folders(r->output, err);
+    ps_status status = given ? PS_OK : make_folders(r->output, err);
+    return status == PS_OK ? ps_file_check_output(r->output, err) : status;
 }
 
 static void now_text(char *buf, size_t size) {

@@ -111,10 +111,15 @@ static int write_all(int fd, const char *data, uint64_t size) {
     return 0;
 }
 
+/* From malloc; NULL: no memory. */
+static char *parent_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash == NULL ? strdup(".") : strndup(path, slash == path ? 1 : (size_t)(slash - path));
+}
+
 /* Make the rename itself durable. Some file systems refuse fsync on a directory: not an error. */
 static void sync_parent(const char *path) {
-    const char *slash = strrchr(path, '/');
-    char *dir = slash == NULL ? strdup(".") : strndup(path, slash == path ? 1 : (size_t)(slash - path));
+    char *dir = parent_of(path);
     if (dir == NULL)
         return;
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -135,7 +140,13 @@ ps_status ps_file_check_output(const char *path, ps_error *err) {
     struct stat st;
     if (path[0] == '\0')
         return ps_error_set(err, PS_E_CANTCREATE, "''", "is no name of a file");
-    if (stat(path, &st) != 0 || S_ISREG(st.st_mode))
+    if (stat(path, &st) != 0) {
+        char *dir = parent_of(path);
+        int e = dir == NULL ? ENOMEM : access(dir, W_OK | X_OK) != 0 ? errno : 0;
+        free(dir);
+        return e == 0 ? PS_OK : ps_error_errno(err, PS_E_CANTCREATE, path, e, "cannot create");
+    }
+    if (S_ISREG(st.st_mode))
         return PS_OK;
     return ps_error_set(err, PS_E_CANTCREATE, path,
                         S_ISDIR(st.st_mode) ? "cannot create: is a directory"

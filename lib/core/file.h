@@ -29,7 +29,7 @@ void ps_file_map_close(ps_file_map *map);
 bool ps_file_is_same(const char *a, const char *b);
 
 /* Is `path` free for an output that replaces a file? A device, pipe, socket or folder that is there already is refused
- * (PS_E_CANTCREATE): a rename would put a plain file in its place. */
+ * (PS_E_CANTCREATE): a rename would put a plain file in its place. So is a new file in a folder that is not there or takes none. */
 ps_status ps_file_check_output(const char *path, ps_error *err);
 
 /* Replace `path` by `size` bytes atomically: written to a temporary file beside it, synced, renamed. A symbolic link stays

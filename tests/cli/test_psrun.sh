@@ -83,8 +83,8 @@ expect 65 "$dir/far" "${run[@]}" --teacher-force "$dir/far" --logits-out "$dir/k
 expect 73 "$dir/none/x" "${run[@]}" --teacher-force "$dir/ids" --logits-out "$dir/none/x" "$m"
 head -c 3001 "$m" >"$dir/odd"
 expect 65 "int32" "${run[@]}" --teacher-force "$dir/odd" --logits-out "$dir/l" "$m"
-"${run[@]}" -m 'Hi' -n 3 --trace "$dir/none/t.json" "$m" >/dev/null 2>"$dir/err"
-[ $? -eq 73 ] || fail "trace to a missing folder: $(cat "$dir/err")"
+expect 73 "$dir/none/t.json" "${run[@]}" -m 'Hi' -n 3 --trace "$dir/none/t.json" "$m"
+[ ! -s "$dir/out" ] || fail "a trace to a missing folder is refused only after the answer"
 "$bin/psrun" --help | grep -q -- --teacher-force || fail "--help"
 "$bin/psrun" --version | grep -q '^psrun [0-9]' || fail "--version"
 if [ -w /dev/full ]; then

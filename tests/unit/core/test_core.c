@@ -160,6 +160,7 @@ Test(file, is_same_sees_through_links_and_an_output_stays_what_it_is) {
     cr_assert_eq(ps_file_check_output(a, &err), PS_OK);
     cr_assert_eq(ps_file_check_output(missing, &err), PS_OK);
     cr_assert_eq(ps_file_check_output("", &err), PS_E_CANTCREATE);
+    cr_assert_eq(ps_file_check_output("/nowhere-at-all/file", &err), PS_E_CANTCREATE);
     cr_assert_eq(ps_file_write_atomic(dir, "new", 3, &err), PS_E_CANTCREATE);
     cr_assert_eq(ps_file_write_atomic(pipe_path, "new", 3, &err), PS_E_CANTCREATE);
     cr_assert_str_eq(err.subject, pipe_path);

@@ -45,17 +45,21 @@ static const char *choose_budget(const ps_plan *p, const ps_engine_options *o) {
     const ps_level *best = NULL;
     if (o->vram_limit_bytes == 0)
         return o->budget != NULL ? o->budget : p->n_levels != 0 ? p->levels[0].budget : "";
-    bool above = false, known = false;
+    bool above = false, known = false, vram = false;
     for (uint32_t i = 0; i < p->n_levels; i++) {
         const ps_level *l = &p->levels[i];
         bool named = o->budget != NULL && strcmp(l->budget, o->budget) == 0;
         known = known || named;
+        vram = vram || l->budget_bytes != 0;
         above = above || (named && l->budget_bytes > o->vram_limit_bytes);
-        if (l->budget_bytes <= o->vram_limit_bytes && (best == NULL || l->budget_bytes > best->budget_bytes))
+        if (l->budget_bytes != 0 && l->budget_bytes <= o->vram_limit_bytes &&
+            (best == NULL || l->budget_bytes > best->budget_bytes))
             best = l;
     }
     if (o->budget != NULL && !(known && above))
         return o->budget;
+    if (!vram && p->n_levels != 0) /* to hear that no GPU takes part */
+        return p->levels[0].budget;
     return best != NULL ? best->budget : NULL;
 }
 
@@ -63,7 +67,7 @@ static ps_status choose_level(ps_engine *e, const ps_engine_options *o, ps_error
     const ps_plan *p = e->plan;
     const char *budget = choose_budget(p, o);
     if (budget == NULL)
-        return ps_error_set(err, PS_E_INFEASIBLE, o->plan_path, "has no budget of at most %llu bytes",
+        return ps_error_set(err, PS_E_INFEASIBLE, o->plan_path, "has no VRAM budget of at most %llu bytes",
                             (unsigned long long)o->vram_limit_bytes);
     uint32_t n_sessions = o->n_sessions == 0 ? 1 : o->n_sessions;
     uint64_t largest = 0;

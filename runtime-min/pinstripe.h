@@ -29,7 +29,7 @@ typedef struct ps_engine_options {
     const char *model_path; /* GGUF; any member of a split */
     const char *plan_path;  /* YAML or binary */
     const char *budget;     /* name of a budget of the plan; NULL: its first */
-    /* Not 0: no budget above it. Instead of one that is, or of NULL, the largest that is not. Where other processes leave less of
+    /* Not 0: no budget above it. Instead of one that is, or of NULL, the largest with VRAM that is not. Where other processes leave less of
      * it, the largest that fits in what they leave, else the smallest that can be changed to. */
     uint64_t vram_limit_bytes;
     /* Tokens a session must hold. 0: budgets with a GPU begin with the plan's smallest bucket and go on to larger ones as

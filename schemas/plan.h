@@ -27,6 +27,7 @@ enum {
     PS_PLAN_MAX_TOKENS = 65536,   /* of a tier */
     PS_PLAN_MAX_BUFFERS = 1024,   /* of a program */
     PS_PLAN_MAX_TIERS = 64,       /* of a level */
+    PS_PLAN_MAX_BUDGETS = 256,    /* of a plan */
     PS_PLAN_MAX_STREAM = 1 << 24, /* instructions of a step, loops and tiles expanded */
     PS_ARENA_ALIGN = 64,          /* of every offset into an arena */
     PS_VRAM_ALIGN = 16 << 20,     /* of the sizes of both VRAM arenas: what one mapping handle holds */

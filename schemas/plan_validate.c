@@ -361,7 +361,32 @@ static int compare_levels(const ps_level *a, const ps_level *b) {
     return c != 0 ? c : compare_u64(a->n_threads, b->n_threads);
 }
 
+/* Budgets are chosen by name: each has one of its own, and "host" is the one without VRAM. Levels ascend, so those of one budget
+ * stand together. firsts: the first level of every budget so far. */
+static ps_status check_budget(const ps_level *level, const ps_level *firsts[PS_PLAN_MAX_BUDGETS], uint32_t *n,
+                              ps_error *err) {
+    const ps_level *last = *n ? firsts[*n - 1] : NULL;
+    if (level->budget[0] == '\0' || (strcmp(level->budget, "host") == 0) != (level->budget_bytes == 0))
+        return ps_error_set(err, PS_E_DATA, "budget",
+                            "\"%.24s\" with %llu bytes: host, and it alone, has none", level->budget,
+                            (unsigned long long)level->budget_bytes);
+    if (last && last->budget_bytes == level->budget_bytes)
+        return strcmp(last->budget, level->budget) == 0
+                   ? PS_OK
+                   : ps_error_set(err, PS_E_DATA, "budget", "\"%.24s\" and \"%.24s\" have the same bytes",
+                                  last->budget, level->budget);
+    for (uint32_t i = 0; i < *n; i++)
+        if (strcmp(firsts[i]->budget, level->budget) == 0)
+            return ps_error_set(err, PS_E_DATA, "budget", "\"%.24s\" has other bytes before", level->budget);
+    if (*n == PS_PLAN_MAX_BUDGETS)
+        return ps_error_set(err, PS_E_DATA, "budget", "more than %d of them", PS_PLAN_MAX_BUDGETS);
+    firsts[(*n)++] = level;
+    return PS_OK;
+}
+
 ps_status ps_plan_validate(const ps_plan *plan, ps_error *err) {
+    const ps_level *budgets[PS_PLAN_MAX_BUDGETS];
+    uint32_t n_budgets = 0;
     ps_status status = ps_plan_validate_head(plan, err);
     for (uint32_t i = 0; status == PS_OK && i < plan->n_programs; i++)
         status = prefixed(ps_plan_validate_program(plan, &plan->programs[i], err), err, "program", i);
@@ -370,6 +395,8 @@ ps_status ps_plan_validate(const ps_plan *plan, ps_error *err) {
         if (status == PS_OK && i != 0 && compare_levels(&plan->levels[i - 1], &plan->levels[i]) >= 0)
             status = ps_error_set(err, PS_E_DATA, "budget_bytes",
                                   "levels must ascend by budget, bucket, sequences, threads");
+        if (status == PS_OK)
+            status = check_budget(&plan->levels[i], budgets, &n_budgets, err);
         status = prefixed(status, err, "level", i);
     }
     return status;

@@ -143,6 +143,12 @@ static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *e
             status = ps_error_set(err, PS_E_USAGE, "--force",
                                   "'%s' is none of gpu, direct, static, dynamic, split",
                                   get(values, "force")->text);
+        bool vram = false;
+        for (uint32_t i = 0; i < w->n_budgets; i++)
+            vram = vram || w->budget_bytes[i] != 0;
+        if (!status && !vram)
+            status = ps_error_set(err, PS_E_USAGE, "--force",
+                                  "says how a GPU takes part; give a VRAM budget with --budget");
     }
     if (!status && get(values, "workload")->set)
         status = psplan_parse_workload(get(values, "workload")->text, &w->prompt, &w->output, err);
@@ -255,6 +261,14 @@ static void warn_profile(const ps_profile *p) {
                 p->topology.cpu_model);
     if (!p->complete)
         fprintf(stderr, "psplan: warning: the profile is unfinished; run pstune again to complete it\n");
+}
+
+/* A budget above what the card has is kept: the plan may be for another one. */
+static void warn_budgets(const ps_profile *p, const wishes *w) {
+    for (uint32_t i = 0; i < w->n_budgets; i++)
+        if (p->gpu.name[0] && w->budget_bytes[i] > p->gpu.vram_bytes)
+            fprintf(stderr, "psplan: warning: budget %s is more than the %.1f GiB of %s\n", w->budgets[i],
+                    (double)p->gpu.vram_bytes / (1 << 30), p->gpu.name);
 }
 
 static ps_status show(const psplan_view *v, const ps_opt_value *values, ps_error *err) {
@@ -406,8 +420,10 @@ int psplan_plan(int argc, char **argv) {
     status = write_plan(plan, output, get(values, "format")->text, &err);
     if (!status && get(values, "trace")->set)
         status = write_trace(&view, get(values, "trace")->text, &err);
-    if (!status)
+    if (!status) {
         warn_profile(profile);
+        warn_budgets(profile, &w);
+    }
     if (!status && !to_stdout)
         status = show(&view, values, &err);
 done:

@@ -113,7 +113,7 @@ for left in "700 660MiB" "650 620MiB" "130 620MiB"; do
 done
 # Where it cannot be done.
 "${run[@]}" --watch-vram 100MiB -q >/dev/null 2>"$dir/err"
-[ $? -eq 1 ] && said "no budget of at most" || fail "--watch-vram below all budgets: $(cat "$dir/err")"
+[ $? -eq 1 ] && said "no VRAM budget of at most" || fail "--watch-vram below all budgets: $(cat "$dir/err")"
 "$bin/psrun" --plan "$dir/host.yaml" --raw -m a -n 2 --watch-vram 4GiB -q "$m" >/dev/null 2>"$dir/err"
 [ $? -eq 69 ] && said "no GPU takes part" || fail "--watch-vram without a GPU: $(cat "$dir/err")"
 "${run[@]}" --watch-vram 9GiB -q >/dev/null 2>"$dir/err"

@@ -84,6 +84,13 @@ for f in gpu static; do
   done
 done
 expect 64 "--force" "${gpu[@]}" --budget 736MiB --force fast "$m"
+expect 64 "give a VRAM budget" "${gpu[@]}" --force split "$m"
+# Budgets are chosen by name, so a plan has one name for each.
+must "${gpu[@]}" --budget 712MiB,736MiB -o "$dir/two.yaml" "$m"
+sed 's/budget: "736MiB"/budget: "712MiB"/' "$dir/two.yaml" >"$dir/one-name.yaml"
+expect 65 "has other bytes before" "$bin/psplan" check "$dir/one-name.yaml" "$m"
+"${gpu[@]}" --budget 100TiB -o "$dir/large.yaml" "$m" >/dev/null 2>"$dir/err" || fail "100TiB: exit $?"
+grep -q "warning: budget 100TiB is more than" "$dir/err" || fail "100TiB without a word: $(cat "$dir/err")"
 expect 64 "--workload" "${gpu[@]}" --budget 736MiB --workload decode=5 "$m"
 expect 64 "--workload" "${gpu[@]}" --budget 736MiB --workload prompt=0 "$m"
 

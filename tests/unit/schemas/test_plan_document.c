@@ -138,7 +138,11 @@ Test(plan_document, what_is_wrong_in_yaml_is_named_with_its_place) {
         {"placement: [host", "placement: [cloud", "placement: unknown placement \"cloud\""},
         {"step_full_s: ", "step_full_s: -", "step times: times must be finite and not negative"},
         {"n_seqs: 1", "n_seqs: 0", "must not be zero"},
-        {"budget_bytes: 0", "budget_bytes: 99999999999", "levels must ascend"},
+        {"budget_bytes: 0", "budget_bytes: 99999999999", "\"host\" with 99999999999 bytes"},
+        {"budget: \"host\"\n    budget_bytes: 0", "budget: \"big\"\n    budget_bytes: 99999999999",
+         "levels must ascend"},
+        {"budget: \"host\"", "budget: \"\"", "\"\" with 0 bytes"},
+        {"budget: \"2GiB\"", "budget: \"host\"", "\"host\" with 2147483648 bytes"},
     };
     plan_case c;
     ps_error err = {0};

@@ -155,7 +155,8 @@ int main(void) {
     held after = held_now();
     CHECK(after.heap < before.heap + 65536, "%llu bytes of heap left behind",
           (unsigned long long)(after.heap - before.heap));
-    CHECK(after.mappings < before.mappings + 16, "%llu mappings left behind",
+    /* Allocators keep some, AddressSanitizer's twenty; one left by every fourth failure is a leak. */
+    CHECK(after.mappings < before.mappings + n_failed / 4, "%llu mappings left behind",
           (unsigned long long)(after.mappings - before.mappings));
     printf("device faults: %llu calls; %llu runs failed with an error, %llu went on\n",
            (unsigned long long)none.n, (unsigned long long)n_failed, (unsigned long long)n_fine);

@@ -72,7 +72,7 @@ const ps_instruction_rule *ps_instruction_rule_get(ps_op op);
 typedef struct ps_queue_rule {
     uint8_t src, dst;
     ps_processor device; /* of the kernels; PS_DEV_COUNT: it runs none */
-    uint8_t serial;   /* an instruction ends before the next one of the queue starts; otherwise only starts
+    uint8_t serial;      /* an instruction ends before the next one of the queue starts; otherwise only starts
                          are in order, and what must have ended is waited for */
 } ps_queue_rule;
 const ps_queue_rule *ps_queue_rule_get(ps_queue queue);

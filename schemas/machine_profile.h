@@ -92,8 +92,8 @@ typedef enum ps_host_kind {
 /* What moves bytes between host and GPU. X(NAME, "name") */
 #define PS_BUS_LIST(X)                                                                                       \
     X(H2D, "h2d")                                                                                            \
-    X(D2H, "d2h")           /* copies */                                                                     \
-        X(DIRECT, "direct") /* a GPU kernel that reads page-locked host memory */
+    X(D2H, "d2h")       /* copies */                                                                         \
+    X(DIRECT, "direct") /* a GPU kernel that reads page-locked host memory */
 typedef enum ps_bus {
 #define PS_BUS_ENUM(name, text) PS_BUS_##name,
     PS_BUS_LIST(PS_BUS_ENUM)

@@ -31,10 +31,11 @@ enum {
     PS_PLAN_MAX_STREAM = 1 << 24, /* instructions of a step, loops and tiles expanded */
     PS_ARENA_ALIGN = 64,          /* of every offset into an arena */
     PS_VRAM_ALIGN = 16 << 20,     /* of the sizes of both VRAM arenas: what one mapping handle holds */
-    PS_VRAM_OWN = 16 << 20,       /* VRAM that the executor takes beside the arenas: step data, tables of experts */
-    PS_RESIDENT_ALIGN = 256,      /* of every resident piece */
-    PS_SLOT_ROW_ALIGN = 16, /* of rows of a weight that is copied, in columns' bytes: see ps_weight_range */
-    PS_COLUMN_STEP = 256,   /* of columns at which a range of a weight begins or, before the end of a row, ends */
+    PS_VRAM_OWN = 16 << 20, /* VRAM that the executor takes beside the arenas: step data, tables of experts */
+    PS_RESIDENT_ALIGN = 256, /* of every resident piece */
+    PS_SLOT_ROW_ALIGN = 16,  /* of rows of a weight that is copied, in columns' bytes: see ps_weight_range */
+    PS_COLUMN_STEP =
+        256, /* of columns at which a range of a weight begins or, before the end of a row, ends */
     PS_MAX_WAITS = 6,
     PS_NO_BUFFER = 0xffff,
 };
@@ -227,9 +228,10 @@ typedef struct ps_level {
     uint32_t n_seqs, n_threads;
     uint64_t host_arena_bytes;
     uint64_t vram_work_bytes,
-        vram_weight_bytes;    /* two arenas: buffers, slots, scratch and KV; resident pieces. Multiples
+        vram_weight_bytes; /* two arenas: buffers, slots, scratch and KV; resident pieces. Multiples
                                                     of PS_VRAM_ALIGN; with vram_base_bytes at most budget_bytes */
-    uint64_t vram_base_bytes; /* context, modules and libraries, as the profile's meter has them, and PS_VRAM_OWN */
+    uint64_t
+        vram_base_bytes; /* context, modules and libraries, as the profile's meter has them, and PS_VRAM_OWN */
     uint64_t peak_host_bytes; /* weights, arena and all: predicted resident memory */
     ps_placement *placement;  /* [plan->n_shards]: for people, and what the checker holds queues to */
     ps_kv_home *kv;           /* [plan->n_layers]; VRAM homes are in the work arena */

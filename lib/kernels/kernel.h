@@ -82,10 +82,11 @@ typedef struct ps_kargs {
     ps_warg w[PS_OP_MAX_WEIGHTS];
     ps_xarg src[PS_OP_MAX_SRC];
     ps_xarg dst;
-    ps_moe_part part;          /* MOE_DISPATCH: which of the experts in [row0, row0 + n_rows) */
-    uint32_t max_direct;       /* of that rule */
-    const uint32_t *resident;  /* of that rule: bit e % 32 of word e / 32; NULL: no expert is resident */
-    const uint8_t *const *experts[PS_OP_MAX_WEIGHTS]; /* MOE_DISPATCH: addresses of each expert's matrix of w[i], [w[i].experts],
+    ps_moe_part part;         /* MOE_DISPATCH: which of the experts in [row0, row0 + n_rows) */
+    uint32_t max_direct;      /* of that rule */
+    const uint32_t *resident; /* of that rule: bit e % 32 of word e / 32; NULL: no expert is resident */
+    const uint8_t *const *experts
+        [PS_OP_MAX_WEIGHTS];   /* MOE_DISPATCH: addresses of each expert's matrix of w[i], [w[i].experts],
                                                          instead of one behind the other from w[i].data; NULL: not so.
                                                          Entries of experts that are not taken may be NULL */
     const int32_t *tokens;     /* EMBED: ids of the T rows */
@@ -110,7 +111,7 @@ typedef struct ps_cpu_variant {
 
 typedef struct ps_kernel {
     ps_kernel_spec spec;
-    float tolerance; /* ||out - ref|| / ||ref|| against kernels/ref never exceeds it */
+    float tolerance;                /* ||out - ref|| / ||ref|| against kernels/ref never exceeds it */
     uint32_t n_variants;            /* 0 where the device is not the CPU */
     const ps_cpu_variant *variants; /* ascending level; NULL where the device is not the CPU */
 } ps_kernel;

@@ -20,6 +20,13 @@ until_true() {
   done
   fail "not within a minute: $what: $(cat "$dir/err")"
 }
+# start COMMAND...: in the background; what the one before printed is gone before anybody waits for output.
+start() {
+  : >"$dir/out"
+  : >"$dir/err"
+  "$@" >"$dir/out" 2>"$dir/err" &
+  pid=$!
+}
 grown() { [ "$(stat -c %s "$dir/out")" -ge "$1" ]; }
 said() { grep -q -- "$1" "$dir/err"; }
 n_changes() { [ "$(grep -c 'changed in .* ms$' "$dir/err")" -ge "$1" ]; }
@@ -37,8 +44,7 @@ run=("$bin/psrun" --device emulated --plan "$dir/p.yaml" --raw -m 'Hello' -n 300
 [ -s "$dir/err" ] && fail "--quiet is not: $(cat "$dir/err")"
 
 # Signals: two budgets down, no further, one up.
-"${run[@]}" --budget 720MiB >"$dir/out" 2>"$dir/err" &
-pid=$!
+start "${run[@]}" --budget 720MiB
 until_true "first tokens" grown 20
 kill -USR1 $pid
 until_true "first change" n_changes 1
@@ -59,8 +65,7 @@ grep -q "warning.*budget" "$dir/err" && fail "above the budget: $(cat "$dir/err"
 
 # Other processes: they take nearly everything, leave room for the middle budget, then all of it. The emulated device has 8 GiB.
 echo 0 >"$dir/others"
-"${run[@]}" --tokens 2000 --watch-vram 8GiB --emulated-others "$dir/others" >"$dir/out" 2>"$dir/err" &
-pid=$!
+start "${run[@]}" --tokens 2000 --watch-vram 8GiB --emulated-others "$dir/others"
 set_others() { echo $(($1 << 20)) >"$dir/others.new" && mv "$dir/others.new" "$dir/others"; }
 until_true "first tokens" grown 5
 said ', budget 720MiB, ' || fail "--watch-vram does not begin with the largest budget: $(cat "$dir/err")"
@@ -80,8 +85,7 @@ cmp -s -n $same "$dir/quiet" "$dir/out" || fail "--watch-vram changes the tokens
 
 # A larger budget when others have all the rest: said, and the run goes on where it was.
 echo 0 >"$dir/others"
-"${run[@]}" --budget 620MiB --emulated-others "$dir/others" >"$dir/out" 2>"$dir/err" &
-pid=$!
+start "${run[@]}" --budget 620MiB --emulated-others "$dir/others"
 until_true "first tokens" grown 20
 set_others 9000
 kill -USR2 $pid

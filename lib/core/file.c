@@ -142,7 +142,11 @@ ps_status ps_file_check_output(const char *path, ps_error *err) {
         return ps_error_set(err, PS_E_CANTCREATE, "''", "is no name of a file");
     if (stat(path, &st) != 0) {
         char *dir = parent_of(path);
-        int e = dir == NULL ? ENOMEM : access(dir, W_OK | X_OK) != 0 ? errno : 0;
+        int e = dir == NULL                     ? ENOMEM
+                : stat(dir, &st) != 0           ? errno
+                : !S_ISDIR(st.st_mode)          ? ENOTDIR
+                : access(dir, W_OK | X_OK) != 0 ? errno
+                                                : 0;
         free(dir);
         return e == 0 ? PS_OK : ps_error_errno(err, PS_E_CANTCREATE, path, e, "cannot create");
     }

@@ -90,7 +90,10 @@ static inline void gc_close(gpu_case *c) {
 static inline ps_level_request gc_level(uint64_t bytes, uint64_t context, uint32_t seqs, uint32_t threads) {
     ps_level_request l = {
         .budget_bytes = bytes, .bucket_tokens = context, .n_seqs = seqs, .n_threads = threads};
-    snprintf(l.budget, sizeof l.budget, "%lluMiB", (unsigned long long)(bytes >> 20));
+    if (bytes == 0)
+        snprintf(l.budget, sizeof l.budget, "host");
+    else
+        snprintf(l.budget, sizeof l.budget, "%lluMiB", (unsigned long long)(bytes >> 20));
     return l;
 }
 

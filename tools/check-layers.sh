@@ -40,8 +40,10 @@ for folder in "${!may[@]}"; do
   done < <(grep -rnE '^[[:space:]]*#[[:space:]]*include[[:space:]]*["<]' "$folder" --include='*.[ch]' --include='*.cu' --include='*.cuh' || true)
 done
 # Everything but the folders of GPU code compiles on machines without CUDA.
-if grep -rnE '#[[:space:]]*include[[:space:]]+<(cu[a-z_]*|nvml)\.h>' --include='*.[ch]' --exclude-dir=cuda lib schemas plan emit profile \
-  runtime-min tools 2>/dev/null; then
+cuda=$(grep -rnE '#[[:space:]]*include[[:space:]]+<(cu[a-z_]*|nvml)\.h>' --include='*.[ch]' --exclude-dir=cuda lib schemas plan emit profile \
+  runtime-min tools 2>/dev/null || true)
+if [ -n "$cuda" ]; then
+  printf '%s\n' "$cuda"
   echo "the lines above include CUDA where the design allows none"
   breaches=1
 fi

@@ -13,7 +13,8 @@
  *   ended[t]   set by thread t to the number of the job once it is through with it
  *
  * An abandoned job is the exception: its barriers let everybody go, counts then differ from thread to thread, and thread 0
- * sets all of them back to 0 once everybody has ended the job.
+ * sets all of them back to 0 once everybody has ended the job. The lines change their values too when a job is abandoned: a
+ * flag beside them would not keep a thread awake that is between its last look and its sleep.
  *
  * The end of a job is the gathering half of a barrier; the next start is its release. Values are compared for
  * equality: nobody can get two rounds ahead, since every round needs everybody. */
@@ -50,6 +51,8 @@ enum {
     IDLE_SPIN_NS = 2000,
     PAUSES_PER_CLOCK = 32,
 };
+
+static const uint32_t VOID_BIT = 1u << 31; /* of a line's value: its job was abandoned */
 
 typedef struct pool_line {
     _Alignas(LINE_BYTES) _Atomic uint32_t value;
@@ -172,11 +175,18 @@ void ps_pool_barrier(ps_pool *pool, uint32_t thread) {
         line_wait(&pool->release, next, &pool->abandoned);
 }
 
+/* Give the line a value that nobody waits for, and wake whoever sleeps on it. */
+static void line_void(pool_line *l) {
+    atomic_fetch_xor(&l->value, VOID_BIT);
+    line_wake(l);
+}
+
 void ps_pool_abandon(ps_pool *pool) {
-    atomic_store(&pool->abandoned, true);
-    line_wake(&pool->release);
+    if (atomic_exchange(&pool->abandoned, true))
+        return; /* voided already: a second time would bring the old values back */
+    line_void(&pool->release);
     for (uint32_t t = 0; t < pool->n_threads; t++)
-        line_wake(&pool->threads[t].arrive);
+        line_void(&pool->threads[t].arrive);
 }
 
 /* Thread 0, at the end of an abandoned job: everybody is out of it, and counts begin anew. */

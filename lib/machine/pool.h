@@ -34,7 +34,7 @@ void ps_pool_step_begin(ps_pool *pool);
 void ps_pool_step_end(ps_pool *pool);
 
 /* Inside a job: wait until all threads of the team have come here. Everything written before is visible
- * after. Spins for some microseconds, then yields, then sleeps: where others use the CPUs too, waiting costs
+ * after. Spins for a fifth of a millisecond, then sleeps: where others use the CPUs too, waiting costs
  * them little. Every thread of the team must pass the same barriers of a job. */
 void ps_pool_barrier(ps_pool *pool, uint32_t thread);
 /* Inside a job, thread 0: whoever is in a barrier leaves it, and barriers are nothing until the job has ended. Threads must

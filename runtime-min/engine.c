@@ -40,19 +40,27 @@ static bool better(const ps_level *a, const ps_level *b, bool want_largest) {
     return a->n_threads > b->n_threads;
 }
 
-/* The budget to open with; NULL: none is small enough. */
-static const char *choose_budget(const ps_plan *p, const ps_engine_options *o) {
+/* The plan's first budget without VRAM, else its first. */
+static const char *plain_budget(const ps_plan *p) {
+    for (uint32_t i = 0; i < p->n_levels; i++)
+        if (p->levels[i].budget_bytes == 0)
+            return p->levels[i].budget;
+    return p->n_levels != 0 ? p->levels[0].budget : "";
+}
+
+/* The budget to open with; NULL: none is small enough. limit: of VRAM; 0: none is set. */
+static const char *choose_budget(const ps_plan *p, const ps_engine_options *o, uint64_t limit) {
     const ps_level *best = NULL;
-    if (o->vram_limit_bytes == 0)
-        return o->budget != NULL ? o->budget : p->n_levels != 0 ? p->levels[0].budget : "";
+    if (limit == 0)
+        return o->budget != NULL ? o->budget : plain_budget(p);
     bool above = false, known = false, vram = false;
     for (uint32_t i = 0; i < p->n_levels; i++) {
         const ps_level *l = &p->levels[i];
         bool named = o->budget != NULL && strcmp(l->budget, o->budget) == 0;
         known = known || named;
         vram = vram || l->budget_bytes != 0;
-        above = above || (named && l->budget_bytes > o->vram_limit_bytes);
-        if (l->budget_bytes != 0 && l->budget_bytes <= o->vram_limit_bytes &&
+        above = above || (named && l->budget_bytes > limit);
+        if (l->budget_bytes != 0 && l->budget_bytes <= limit &&
             (best == NULL || l->budget_bytes > best->budget_bytes))
             best = l;
     }
@@ -60,15 +68,17 @@ static const char *choose_budget(const ps_plan *p, const ps_engine_options *o) {
         return o->budget;
     if (!vram && p->n_levels != 0) /* to hear that no GPU takes part */
         return p->levels[0].budget;
+    if (best == NULL && o->vram_limit_bytes == 0)
+        return plain_budget(p); /* where that has VRAM too, the meter says by how much it is too large */
     return best != NULL ? best->budget : NULL;
 }
 
-static ps_status choose_level(ps_engine *e, const ps_engine_options *o, ps_error *err) {
+static ps_status choose_level(ps_engine *e, const ps_engine_options *o, uint64_t limit, ps_error *err) {
     const ps_plan *p = e->plan;
-    const char *budget = choose_budget(p, o);
+    const char *budget = choose_budget(p, o, limit);
     if (budget == NULL)
         return ps_error_set(err, PS_E_INFEASIBLE, o->plan_path, "has no VRAM budget of at most %llu bytes",
-                            (unsigned long long)o->vram_limit_bytes);
+                            (unsigned long long)limit);
     uint32_t n_sessions = o->n_sessions == 0 ? 1 : o->n_sessions;
     uint64_t largest = 0;
     bool budget_known = false, threads_fit = false, sessions_fit = false;
@@ -112,6 +122,42 @@ static ps_status choose_level(ps_engine *e, const ps_engine_options *o, ps_error
                         (unsigned long long)o->context, (unsigned long long)largest);
 }
 
+/* Level and device. Where nothing is said of budgets the card comes first: the largest budget that it holds is taken, and
+ * the plan's CPU schedules where there is no card. */
+static ps_status choose(ps_engine *e, const ps_engine_options *o, uint64_t *out_limit, ps_error *err) {
+    const char *want = o->device != NULL ? o->device : "auto";
+    const bool none = strcmp(want, "none") == 0, any = strcmp(want, "auto") == 0;
+    bool vram = false, host = false;
+    ps_status status = PS_OK;
+    if (!none && !any && strcmp(want, "cuda") != 0 && strcmp(want, "emulated") != 0)
+        return ps_error_set(err, PS_E_USAGE, "device", "'%.32s' is none of auto, cuda, emulated, none", want);
+    for (uint32_t i = 0; i < e->plan->n_levels; i++) {
+        vram = vram || e->plan->levels[i].budget_bytes != 0;
+        host = host || e->plan->levels[i].budget_bytes == 0;
+    }
+    e->info.device = e->info.meter = "none";
+    *out_limit = o->vram_limit_bytes;
+    if (o->budget == NULL && *out_limit == 0 && vram && !none) {
+        status = ps_engine_open_device(e, o, err);
+        if (status == PS_OK)
+            *out_limit = ps_device_get_info(e->run.device)->vram_bytes;
+        else if (status != PS_E_UNAVAILABLE || !host || !any)
+            return status;
+    }
+    if ((status = choose_level(e, o, *out_limit, err)) != PS_OK)
+        return status;
+    if (!ps_engine_level_uses_gpu(e))
+        return none || any
+                   ? PS_OK
+                   : ps_error_set(err, PS_E_USAGE, "device",
+                                  "no GPU takes part in the plan's budget '%.24s': '%s' has nothing to do",
+                                  e->level->budget, want);
+    if (none)
+        return ps_error_set(err, PS_E_UNAVAILABLE, e->level->budget,
+                            "this budget's programs need a GPU, and none may be used");
+    return e->has_device ? PS_OK : ps_engine_open_device(e, o, err);
+}
+
 /* Everything a step needs, so that steps allocate nothing. */
 static ps_status size_step_data(ps_engine *e, ps_error *err) {
     uint64_t max_tokens = e->max_tokens;
@@ -153,8 +199,9 @@ static ps_status open_all(ps_engine *e, const ps_engine_options *o, ps_error *er
         ps_error_prefix(err, o->plan_path);
         return status;
     }
+    uint64_t limit = 0;
     if ((status = match_kernels(e, o->plan_path, err)) != PS_OK ||
-        (status = choose_level(e, o, err)) != PS_OK)
+        (status = choose(e, o, &limit, err)) != PS_OK)
         return status;
     e->info.budget = e->level->budget;
     e->asked = e->level->budget_bytes;
@@ -164,9 +211,7 @@ static ps_status open_all(ps_engine *e, const ps_engine_options *o, ps_error *er
         ps_error_prefix(err, o->plan_path);
         return status;
     }
-    if ((status = ps_engine_open_device(e, o, err)) != PS_OK)
-        return status;
-    ps_engine_leave_room(e, o->vram_limit_bytes);
+    ps_engine_leave_room(e, limit);
     if ((status = ps_engine_open_memory(e, o, err)) != PS_OK || (status = size_step_data(e, err)) != PS_OK ||
         (status = ps_engine_enter_level(e, err)) != PS_OK)
         return status;

@@ -278,6 +278,9 @@ struct ps_engine {
 };
 
 /* memory.c: device, arenas, weights in VRAM, tables. */
+/* Does a program of engine->level need the GPU? */
+bool ps_engine_level_uses_gpu(const ps_engine *engine);
+/* Errors: PS_E_UNAVAILABLE where there is none. */
 ps_status ps_engine_open_device(ps_engine *engine, const ps_engine_options *options, ps_error *err);
 /* Host arena and VRAM for all levels that may be entered; weights in host memory. */
 ps_status ps_engine_open_memory(ps_engine *engine, const ps_engine_options *options, ps_error *err);

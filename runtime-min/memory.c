@@ -36,17 +36,12 @@ static bool is_blas(const ps_kernel_spec *k) {
     return k->device == PS_DEV_CUDA && strstr(k->name, ".gemm.") != NULL;
 }
 
+bool ps_engine_level_uses_gpu(const ps_engine *e) {
+    return any_instr(e, e->level, uses_gpu);
+}
+
 ps_status ps_engine_open_device(ps_engine *e, const ps_engine_options *o, ps_error *err) {
-    const char *want = o->device != NULL ? o->device : "auto";
-    bool none = strcmp(want, "none") == 0, emulated = strcmp(want, "emulated") == 0;
-    if (!none && !emulated && strcmp(want, "auto") != 0 && strcmp(want, "cuda") != 0)
-        return ps_error_set(err, PS_E_USAGE, "device", "'%.32s' is none of auto, cuda, emulated, none", want);
-    e->info.device = e->info.meter = "none";
-    if (!any_instr(e, e->level, uses_gpu))
-        return PS_OK;
-    if (none)
-        return ps_error_set(err, PS_E_UNAVAILABLE, e->info.budget,
-                            "this budget's programs need a GPU, and none may be used");
+    bool emulated = o->device != NULL && strcmp(o->device, "emulated") == 0;
     ps_device_options d = {.emulated = emulated,
                            .emulated_bytes = o->emulated_bytes,
                            .emulated_base_bytes = o->emulated_base_bytes,

@@ -28,7 +28,9 @@ typedef struct ps_session ps_session;
 typedef struct ps_engine_options {
     const char *model_path; /* GGUF; any member of a split */
     const char *plan_path;  /* YAML or binary */
-    const char *budget;     /* name of a budget of the plan; NULL: its first */
+    /* Name of a budget of the plan. NULL: the largest that the GPU holds beside what other processes take; without a GPU
+     * the plan's budget without VRAM. */
+    const char *budget;
     /* Not 0: no budget above it. Instead of one that is, or of NULL, the largest with VRAM that is not. Where other processes leave less of
      * it, the largest that fits in what they leave, else the smallest that can be changed to. */
     uint64_t vram_limit_bytes;
@@ -38,8 +40,8 @@ typedef struct ps_engine_options {
     uint32_t n_sessions; /* sessions open at once; 0: 1 */
     uint32_t n_threads;  /* 0: as many as plan and machine allow */
     bool verify;         /* run every instruction also through the reference kernels (slow) */
-    /* "auto" (NULL): a GPU if the level needs one; "cuda"; "emulated": host memory and threads stand in for a GPU, for
-     * tests; "none". */
+    /* "auto" (NULL): a GPU if the level needs one; "cuda": that or nothing; "emulated": host memory and threads stand in
+     * for a GPU, for tests; "none". */
     const char *device;
     uint64_t emulated_bytes,
         emulated_base_bytes;     /* VRAM of an emulated device (0: 8 GiB), and what its context takes */

@@ -115,6 +115,20 @@ for left in "700 660MiB" "650 620MiB" "130 620MiB"; do
   "${run[@]}" --watch-vram 8GiB --emulated-others "$dir/others" --tokens 3 >/dev/null 2>"$dir/err" || fail "others leave ${left% *} MiB: exit $?: $(cat "$dir/err")"
   said ", budget ${left#* }, " || fail "others leave ${left% *} MiB: $(cat "$dir/err")"
 done
+# Nothing is said of budgets: the largest that the card holds beside the others; without a card the one without VRAM.
+for left in "8192 720MiB" "700 660MiB"; do
+  echo $(((8192 - ${left% *}) << 20)) >"$dir/others"
+  "${run[@]}" --emulated-others "$dir/others" --tokens 3 >/dev/null 2>"$dir/err" || fail "no budget named, ${left% *} MiB left: exit $?: $(cat "$dir/err")"
+  said ", budget ${left#* }, " || fail "no budget named, ${left% *} MiB left: $(cat "$dir/err")"
+done
+must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --budget 660MiB,host --output "$dir/both.yaml" "$m"
+both=("$bin/psrun" --plan "$dir/both.yaml" --raw -m a -n 2)
+"${both[@]}" --device emulated "$m" >/dev/null 2>"$dir/err" && said ', budget 660MiB, ' || fail "host and 660MiB, emulated: $(cat "$dir/err")"
+"${both[@]}" --device none "$m" >/dev/null 2>"$dir/err" && said ', budget host, ' || fail "host and 660MiB, no GPU: $(cat "$dir/err")"
+"${both[@]}" --device emulated --budget host "$m" >/dev/null 2>"$dir/err"
+[ $? -eq 64 ] && said "has nothing to do" || fail "a device for the host's budget: $(cat "$dir/err")"
+"${run[@]}" --device none >/dev/null 2>"$dir/err"
+[ $? -eq 69 ] && said "need a GPU, and none may be used" || fail "only VRAM budgets, no GPU: $(cat "$dir/err")"
 # Where it cannot be done.
 "${run[@]}" --watch-vram 100MiB -q >/dev/null 2>"$dir/err"
 [ $? -eq 1 ] && said "no VRAM budget of at most" || fail "--watch-vram below all budgets: $(cat "$dir/err")"

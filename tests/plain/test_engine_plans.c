@@ -83,7 +83,7 @@ static ps_engine *open_engine(const made *m, const char *budget, bool verify) {
                            .budget = budget,
                            .n_sessions = 2,
                            .verify = verify,
-                           .device = "emulated",
+                           .device = strcmp(budget, "host") == 0 ? "none" : "emulated",
                            .fixed_level = true};
     ps_engine *e;
     ps_error err = {0};

@@ -150,26 +150,13 @@ nomem:
 /* A quantity of the GPU that stands alone; NULL: the measure is another. */
 static ps_stat *gpu_slot(ps_profile_gpu *g, ps_measure m) {
     switch (m) {
-    case PS_MEASURE_HBM:
-        return &g->hbm_read_bytes_per_s;
-    case PS_MEASURE_LAUNCH:
-        return &g->launch_s;
-    case PS_MEASURE_GRAPH_NODE:
-        return &g->graph_node_s;
-    case PS_MEASURE_GRAPH_LAUNCH:
-        return &g->graph_launch_s;
-    case PS_MEASURE_EVENT_WAIT:
-        return &g->event_wait_s;
-    case PS_MEASURE_TO_CPU:
-        return &g->to_cpu_s;
-    case PS_MEASURE_TO_GPU:
-        return &g->to_gpu_s;
-    case PS_MEASURE_LOCK:
-        return &g->lock_bytes_per_s;
-    case PS_MEASURE_MAP:
-        return &g->map_s;
-    case PS_MEASURE_UNMAP:
-        return &g->unmap_s;
+#define MEASURED(member, name, label, unit)                                                                  \
+    case PS_MEASURE_##name:                                                                                  \
+        return &g->member;
+#define DERIVED(member, name, label, unit)
+        PS_GPU_STAT_LIST(MEASURED, DERIVED)
+#undef MEASURED
+#undef DERIVED
     default:
         return NULL;
     }

@@ -3,6 +3,7 @@
 #define PS_SCHEMAS_MACHINE_PROFILE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "core/hash.h"
@@ -116,6 +117,22 @@ typedef struct ps_profile_together {
     ps_stat bus_bytes_per_s, dram_bytes_per_s;
 } ps_profile_together;
 
+/* Quantities of a GPU that stand alone, each a ps_stat of ps_profile_gpu, in the order of the document.
+ * M(member, NAME, "label", UNIT): measured by itself, PS_MEASURE_NAME; D(...): the best of its kernels' points. */
+#define PS_GPU_STAT_LIST(M, D)                                                                               \
+    M(hbm_read_bytes_per_s, HBM, "memory", BYTES_PER_S)                                                      \
+    D(matmul_flops_per_s, MATMUL, "products, best", FLOPS)                                                   \
+    D(attention_flops_per_s, ATTENTION, "attention, best", FLOPS)                                            \
+    M(launch_s, LAUNCH, "launch of a kernel", SECONDS)                                                       \
+    M(graph_node_s, GRAPH_NODE, "kernel in a graph", SECONDS)                                                \
+    M(graph_launch_s, GRAPH_LAUNCH, "launch of a graph", SECONDS)                                            \
+    M(event_wait_s, EVENT_WAIT, "wait for an event", SECONDS)                                                \
+    M(to_cpu_s, TO_CPU, "hand-over to the CPU", SECONDS)                                                     \
+    M(to_gpu_s, TO_GPU, "hand-over to the GPU", SECONDS)                                                     \
+    M(lock_bytes_per_s, LOCK, "page-locking", BYTES_PER_S)                                                   \
+    M(map_s, MAP, "mapping 16 MiB", SECONDS)                                                                 \
+    M(unmap_s, UNMAP, "releasing 16 MiB", SECONDS)
+
 typedef struct ps_profile_gpu {
     char name[96], uuid[48], driver[32]; /* name "" : no GPU, all else 0 */
     uint32_t cc_major, cc_minor, n_multiprocessors;
@@ -124,17 +141,34 @@ typedef struct ps_profile_gpu {
     uint64_t base_bytes; /* by the meter: context, modules and cuBLAS, without any allocation of ours */
     char meter[32];      /* how it was read: ps_meter_name */
     bool cupti;          /* GPU times from CUPTI records; otherwise from CUDA events */
-    ps_stat hbm_read_bytes_per_s;
-    ps_stat matmul_flops_per_s, attention_flops_per_s; /* best f16 rates of the kernels */
-    ps_stat launch_s, graph_node_s, graph_launch_s, event_wait_s;
-    ps_stat to_cpu_s, to_gpu_s; /* hand-over: end of a kernel to the CPU's next instruction, and back */
-    ps_stat lock_bytes_per_s;   /* page-locking */
-    ps_stat map_s, unmap_s;     /* of one handle of 16 MiB */
+    /* Best rates are of f16 kernels; hand-over: end of a kernel to the CPU's next instruction, and back. */
+#define PS_GPU_STAT_MEMBER(member, name, label, unit) ps_stat member;
+    PS_GPU_STAT_LIST(PS_GPU_STAT_MEMBER, PS_GPU_STAT_MEMBER)
+#undef PS_GPU_STAT_MEMBER
     uint32_t n_copies;
     ps_profile_copy *copies;
     uint32_t n_together;
     ps_profile_together *together;
 } ps_profile_gpu;
+
+/* The table of PS_GPU_STAT_LIST as data. */
+typedef enum ps_unit { PS_UNIT_SECONDS, PS_UNIT_BYTES_PER_S, PS_UNIT_FLOPS } ps_unit;
+#define PS_GPU_STAT_COUNT_ROW(member, name, label, unit) +1
+enum { PS_GPU_STAT_COUNT = PS_GPU_STAT_LIST(PS_GPU_STAT_COUNT_ROW, PS_GPU_STAT_COUNT_ROW) };
+#undef PS_GPU_STAT_COUNT_ROW
+typedef struct ps_gpu_stat_row {
+    const char *key, *label; /* key: in the document */
+    size_t offset;           /* of the ps_stat in ps_profile_gpu */
+    ps_unit unit;
+} ps_gpu_stat_row;
+extern const ps_gpu_stat_row ps_gpu_stat_rows[PS_GPU_STAT_COUNT];
+const ps_stat *ps_gpu_stat(const ps_profile_gpu *gpu, uint32_t row);
+
+/* Spelling in documents; "?" for a value that is none. */
+const char *ps_stop_name(ps_stop stop);
+const char *ps_beside_name(ps_beside beside);
+const char *ps_bus_name(ps_bus bus);
+const char *ps_host_kind_name(ps_host_kind kind);
 
 typedef struct ps_profile {
     uint32_t version;

@@ -93,6 +93,26 @@ const ps_names ps_names_host_kind = {"kind of host memory", PS_HOST_KIND_COUNT, 
 const ps_names ps_names_bus = {"way over the bus", PS_BUS_COUNT, name_of_bus};
 const ps_names ps_names_trace_source = {"source", PS_TRACE_SOURCE_COUNT, name_of_source};
 
+const char *ps_stop_name(ps_stop stop) {
+    const char *name = name_of_stop((uint32_t)stop);
+    return name ? name : "?";
+}
+
+const char *ps_beside_name(ps_beside beside) {
+    const char *name = name_of_beside((uint32_t)beside);
+    return name ? name : "?";
+}
+
+const char *ps_bus_name(ps_bus bus) {
+    const char *name = name_of_bus((uint32_t)bus);
+    return name ? name : "?";
+}
+
+const char *ps_host_kind_name(ps_host_kind kind) {
+    const char *name = name_of_host_kind((uint32_t)kind);
+    return name ? name : "?";
+}
+
 uint32_t ps_names_find(const ps_names *names, const char *text) {
     for (uint32_t i = 0; i < names->count; i++) {
         const char *name = names->name_of(i);

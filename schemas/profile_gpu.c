@@ -39,50 +39,18 @@ static const ps_field together_rows[] = {
 static const ps_fields head_fields = PS_FIELDS(head_rows), copy_fields = PS_FIELDS(copy_rows),
                        together_fields = PS_FIELDS(together_rows);
 
-/* The quantities that stand alone, by key. */
-typedef struct stat_row {
-    const char *key;
-    size_t offset;
-} stat_row;
-#define S(member)                                                                                            \
-    { #member, offsetof(ps_profile_gpu, member) }
-static const stat_row stats[] = {
-    S(hbm_read_bytes_per_s),
-    S(matmul_flops_per_s),
-    S(attention_flops_per_s),
-    S(launch_s),
-    S(graph_node_s),
-    S(graph_launch_s),
-    S(event_wait_s),
-    S(to_cpu_s),
-    S(to_gpu_s),
-    S(lock_bytes_per_s),
-    S(map_s),
-    S(unmap_s),
-};
-#undef S
-enum { N_STATS = sizeof stats / sizeof stats[0] };
+#define ROW(member, name, label, unit) {#member, label, offsetof(ps_profile_gpu, member), PS_UNIT_##unit},
+const ps_gpu_stat_row ps_gpu_stat_rows[PS_GPU_STAT_COUNT] = {PS_GPU_STAT_LIST(ROW, ROW)};
+#undef ROW
 
-static const ps_stat *stat_of(const ps_profile_gpu *g, uint32_t i) {
-    return (const ps_stat *)(const void *)((const char *)g + stats[i].offset);
+const ps_stat *ps_gpu_stat(const ps_profile_gpu *g, uint32_t row) {
+    return (const ps_stat *)(const void *)((const char *)g + ps_gpu_stat_rows[row].offset);
 }
 
 /* The keys that are no fields of the head, for the check of unknown ones. */
-static const char *const other_keys[N_STATS + 3] = {"hbm_read_bytes_per_s",
-                                                    "matmul_flops_per_s",
-                                                    "attention_flops_per_s",
-                                                    "launch_s",
-                                                    "graph_node_s",
-                                                    "graph_launch_s",
-                                                    "event_wait_s",
-                                                    "to_cpu_s",
-                                                    "to_gpu_s",
-                                                    "lock_bytes_per_s",
-                                                    "map_s",
-                                                    "unmap_s",
-                                                    "copies",
-                                                    "together",
-                                                    NULL};
+#define ROW(member, name, label, unit) #member,
+static const char *const other_keys[] = {PS_GPU_STAT_LIST(ROW, ROW) "copies", "together", NULL};
+#undef ROW
 
 static ps_status read_table(const ps_yaml_doc *doc, const ps_yaml_node *map, const char *key,
                             const ps_fields *fields, size_t record_bytes, void **out, uint32_t *out_n,
@@ -111,11 +79,11 @@ ps_status ps_profile_gpu_read(const ps_yaml_doc *doc, const ps_yaml_node *root, 
         status = ps_fields_read_map(doc, map, &head_fields, other_keys, g, err);
     if (status == PS_OK && g->name[0] == '\0')
         status = ps_yaml_error(doc, map, PS_E_DATA, err, "a GPU needs a name");
-    for (uint32_t i = 0; status == PS_OK && i < N_STATS; i++) {
-        status = ps_yaml_need(doc, map, stats[i].key, PS_YAML_MAP, &node, err);
+    for (uint32_t i = 0; status == PS_OK && i < PS_GPU_STAT_COUNT; i++) {
+        status = ps_yaml_need(doc, map, ps_gpu_stat_rows[i].key, PS_YAML_MAP, &node, err);
         if (status == PS_OK)
             status = ps_fields_read_map(doc, node, &ps_profile_plain_stat_fields, NULL,
-                                        (char *)g + stats[i].offset, err);
+                                        (char *)g + ps_gpu_stat_rows[i].offset, err);
     }
     void *copies = NULL, *together = NULL;
     if (status == PS_OK)
@@ -133,8 +101,9 @@ void ps_profile_gpu_write(ps_text *t, const ps_profile_gpu *g) {
         return;
     ps_write_str(t, "gpu:\n");
     ps_fields_write_lines(t, 2, &head_fields, g);
-    for (uint32_t i = 0; i < N_STATS; i++)
-        ps_profile_write_stat(t, 2, stats[i].key, &ps_profile_plain_stat_fields, stat_of(g, i));
+    for (uint32_t i = 0; i < PS_GPU_STAT_COUNT; i++)
+        ps_profile_write_stat(t, 2, ps_gpu_stat_rows[i].key, &ps_profile_plain_stat_fields,
+                              ps_gpu_stat(g, i));
     ps_write_str(t, "  copies:\n");
     ps_fields_write_table(t, 4, &copy_fields, g->copies, g->n_copies, sizeof *g->copies);
     ps_write_str(t, "  together:\n");
@@ -180,8 +149,8 @@ ps_status ps_profile_gpu_validate(const ps_profile *p, ps_error *err) {
         (g->vram_bytes == 0 || g->n_multiprocessors == 0 || g->base_bytes >= g->vram_bytes))
         status = ps_error_set(err, PS_E_DATA, "vram_bytes",
                               "memory and multiprocessors must not be zero, nor base_bytes all of it");
-    for (uint32_t i = 0; status == PS_OK && i < N_STATS; i++)
-        status = ps_profile_check_stat(stat_of(g, i), p->complete, stats[i].key, err);
+    for (uint32_t i = 0; status == PS_OK && i < PS_GPU_STAT_COUNT; i++)
+        status = ps_profile_check_stat(ps_gpu_stat(g, i), p->complete, ps_gpu_stat_rows[i].key, err);
     if (status == PS_OK)
         status = check_tables(p, err);
     if (status != PS_OK)

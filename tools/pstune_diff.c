@@ -39,7 +39,7 @@ static const ps_command command = {
 typedef struct entry {
     char name[144];
     const ps_stat *stat;
-    ps_tune_unit unit;
+    ps_unit unit;
 } entry;
 
 typedef struct entries {
@@ -75,7 +75,7 @@ typedef struct comparison {
 } comparison;
 
 /* Room for one more is there: collect() counts first. Quantities that were not measured are no entries. */
-__attribute__((format(printf, 4, 5))) static void add(entries *list, const ps_stat *stat, ps_tune_unit unit,
+__attribute__((format(printf, 4, 5))) static void add(entries *list, const ps_stat *stat, ps_unit unit,
                                                       const char *format, ...) {
     if (stat->n == 0)
         return;
@@ -94,35 +94,35 @@ static void add_point(entries *list, const ps_profile *p, const ps_profile_point
     char shape[64] = "";
     if (q->heads_kv)
         snprintf(shape, sizeof shape, "/%u kv %llu", q->heads_kv, (unsigned long long)q->kv_len);
-    add(list, &q->time_s, PS_TUNE_SECONDS, "%s %llux%llu%s, %u tok, %u thr, %s", kernel,
+    add(list, &q->time_s, PS_UNIT_SECONDS, "%s %llux%llu%s, %u tok, %u thr, %s", kernel,
         (unsigned long long)q->rows, (unsigned long long)q->cols, shape, q->n_tokens, q->n_threads,
-        ps_tune_beside_names[q->beside]);
+        ps_beside_name(q->beside));
 }
 
 static bool collect(entries *list, const ps_profile *p) {
-    const uint64_t room = 2 + (uint64_t)PS_TUNE_N_GPU + p->n_dram + p->gpu.n_copies +
+    const uint64_t room = 2 + (uint64_t)PS_GPU_STAT_COUNT + p->n_dram + p->gpu.n_copies +
                           2 * (uint64_t)p->gpu.n_together + p->n_points;
     list->n = 0;
     list->e = calloc(room, sizeof *list->e);
     if (!list->e)
         return false;
     for (uint32_t i = 0; i < p->n_dram; i++)
-        add(list, &p->dram[i].bw_bytes_per_s, PS_TUNE_BYTES_PER_S, "dram read, %u thr", p->dram[i].n_threads);
-    add(list, &p->barrier_s, PS_TUNE_SECONDS, "barrier");
-    add(list, &p->pool_start_s, PS_TUNE_SECONDS, "pool start");
+        add(list, &p->dram[i].bw_bytes_per_s, PS_UNIT_BYTES_PER_S, "dram read, %u thr", p->dram[i].n_threads);
+    add(list, &p->barrier_s, PS_UNIT_SECONDS, "barrier");
+    add(list, &p->pool_start_s, PS_UNIT_SECONDS, "pool start");
     const ps_profile_gpu *g = &p->gpu;
-    for (int i = 0; i < PS_TUNE_N_GPU; i++)
-        add(list, ps_tune_gpu_stat(g, i), ps_tune_gpu[i].unit, "gpu %s", ps_tune_gpu[i].label);
+    for (uint32_t i = 0; i < PS_GPU_STAT_COUNT; i++)
+        add(list, ps_gpu_stat(g, i), ps_gpu_stat_rows[i].unit, "gpu %s", ps_gpu_stat_rows[i].label);
     for (uint32_t i = 0; i < g->n_copies; i++)
-        add(list, &g->copies[i].bw_bytes_per_s, PS_TUNE_BYTES_PER_S, "bus %s, %s, %llu bytes",
-            ps_tune_bus_names[g->copies[i].bus], ps_tune_kind_names[g->copies[i].kind],
+        add(list, &g->copies[i].bw_bytes_per_s, PS_UNIT_BYTES_PER_S, "bus %s, %s, %llu bytes",
+            ps_bus_name(g->copies[i].bus), ps_host_kind_name(g->copies[i].kind),
             (unsigned long long)g->copies[i].bytes);
     for (uint32_t i = 0; i < g->n_together; i++) {
-        const char *bus = ps_tune_bus_names[g->together[i].bus];
+        const char *bus = ps_bus_name(g->together[i].bus);
         const uint32_t n_threads = g->together[i].n_threads;
-        add(list, &g->together[i].bus_bytes_per_s, PS_TUNE_BYTES_PER_S, "bus %s beside %u thr", bus,
+        add(list, &g->together[i].bus_bytes_per_s, PS_UNIT_BYTES_PER_S, "bus %s beside %u thr", bus,
             n_threads);
-        add(list, &g->together[i].dram_bytes_per_s, PS_TUNE_BYTES_PER_S, "dram read, %u thr, beside %s",
+        add(list, &g->together[i].dram_bytes_per_s, PS_UNIT_BYTES_PER_S, "dram read, %u thr, beside %s",
             n_threads, bus);
     }
     for (uint32_t i = 0; i < p->n_points; i++)
@@ -157,7 +157,7 @@ static bool compare(comparison *c, const ps_profile *a, const ps_profile *b, dou
             continue;
         pair *p = &c->pairs[c->n_pairs++];
         *p = (pair){.a = &c->a.e[i], .b = other, .speed = other->stat->median / c->a.e[i].stat->median};
-        if (p->a->unit == PS_TUNE_SECONDS)
+        if (p->a->unit == PS_UNIT_SECONDS)
             p->speed = 1 / p->speed;
         p->verdict = judge(p, within_frac);
         c->count[p->verdict]++;

@@ -2,8 +2,6 @@
 #ifndef PS_TOOLS_PSTUNE_INTERNAL_H
 #define PS_TOOLS_PSTUNE_INTERNAL_H
 
-#include <stddef.h>
-
 #include "core/json.h"
 #include "core/options.h"
 #include "schemas/machine_profile.h"
@@ -14,29 +12,13 @@ int ps_tune_fail(const ps_error *err);
 bool ps_tune_parse(const ps_command *command, int argc, char **argv, ps_opt_value *values, const char **args,
                    uint32_t *out_n_args, int *out_exit);
 
-/* Names of what a profile's tables are keyed by. */
-extern const char *const ps_tune_beside_names[PS_BESIDE_COUNT],
-    *const ps_tune_stop_names[PS_STOP_COUNT], *const ps_tune_bus_names[PS_BUS_COUNT],
-                                                  *const ps_tune_kind_names[PS_HOST_KIND_COUNT];
-
-/* Quantities of a GPU that stand alone: `at` is the offset of a ps_stat in ps_profile_gpu. */
-typedef enum ps_tune_unit { PS_TUNE_SECONDS, PS_TUNE_BYTES_PER_S, PS_TUNE_FLOPS } ps_tune_unit;
-typedef struct ps_tune_quantity {
-    const char *key, *label;
-    size_t at;
-    ps_tune_unit unit;
-} ps_tune_quantity;
-enum { PS_TUNE_N_GPU = 12 };
-extern const ps_tune_quantity ps_tune_gpu[PS_TUNE_N_GPU];
-const ps_stat *ps_tune_gpu_stat(const ps_profile_gpu *gpu, int i);
-
 /* A kernel of the profile's catalogue; NULL if it is not there. */
 const ps_kernel_spec *ps_tune_kernel(const ps_profile *profile, uint32_t id);
 
 /* "12.3 us" and the like; returns buf. */
 const char *ps_tune_time_text(double s, char buf[24]);
 /* The same for any unit: "12.30 GB/s". */
-const char *ps_tune_value_text(double value, ps_tune_unit unit, char buf[24]);
+const char *ps_tune_value_text(double value, ps_unit unit, char buf[24]);
 
 /* How many times slower something is beside something else: the median of n ratios. */
 typedef struct ps_tune_slowdown {

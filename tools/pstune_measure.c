@@ -28,7 +28,7 @@ static const ps_option options[] = {
      "Measure just what this model needs: fewer points, better predictions for it."},
     {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Use at most N threads; default all that are allowed."},
     {"device", 'd', PS_OPT_TEXT, "NAME", "auto", 0, 0,
-     "GPU to measure: auto (one, if there is one), none, cuda, or emulated (for tests)."},
+     "GPU to measure: auto (one, if there is one), none, cuda, or emulated (for tests); null with --null."},
     {"time", 0, PS_OPT_F64, "SECONDS", NULL, 1, 86400, "Time to spend at most, instead of the mode's own."},
     {"fresh", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Start anew even if an interrupted run left something."},
     {"null", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Measure a made-up machine: for tests, takes no time."},
@@ -237,6 +237,15 @@ static ps_status open_device(const char *name, ps_device **out, ps_error *err) {
     return st == PS_E_UNAVAILABLE && any ? PS_OK : st;
 }
 
+/* --device beside --null: the made-up machine has a made-up GPU or none. */
+static ps_status null_device(const char *name, bool *out_gpu, ps_error *err) {
+    *out_gpu = strcmp(name, "null") == 0;
+    if (*out_gpu || strcmp(name, "auto") == 0 || strcmp(name, "none") == 0)
+        return PS_OK;
+    return ps_error_set(err, PS_E_USAGE, "--device",
+                        "with --null only none (or auto) and null, a made-up GPU, not \"%.40s\"", name);
+}
+
 static const ps_opt_value *option(const ps_opt_value *values, const char *name) {
     return ps_options_get(&command, values, name);
 }
@@ -299,7 +308,7 @@ int ps_tune_measure(int argc, char **argv) {
     const char *device_name = option(values, "device")->text;
     bool null_gpu = false;
     if (st == PS_OK && r.null)
-        null_gpu = option(values, "device")->set && strcmp(device_name, "none") != 0;
+        st = null_device(device_name, &null_gpu, &err);
     else if (st == PS_OK)
         st = open_device(device_name, &device, &err);
     if (st == PS_OK && option(values, "threads")->set) {

@@ -44,7 +44,7 @@ static void print_point(const ps_kernel_spec *k, const ps_profile_point *p) {
     if (p->heads_kv)
         snprintf(kv, sizeof kv, "/%u kv %llu", p->heads_kv, (unsigned long long)p->kv_len);
     printf("  %-12s%-14s %6u tok %3u thr  %-7s %11s +-%4.1f%% %8.2f GB/s %9.2f GFLOP/s%s%s\n", shape, kv,
-           p->n_tokens, p->n_threads, ps_tune_beside_names[p->beside], ps_tune_time_text(p->time_s.median, t),
+           p->n_tokens, p->n_threads, ps_beside_name(p->beside), ps_tune_time_text(p->time_s.median, t),
            100 * spread_frac(&p->time_s), bytes / p->time_s.median * 1e-9, flops / p->time_s.median * 1e-9,
            p->time_s.noisy ? " noisy" : "", p->time_s.stop == PS_STOP_CONVERGED ? "" : " *");
     if (p->beside_bytes_per_s > 0)
@@ -76,26 +76,26 @@ static void print_gpu(const ps_profile_gpu *g) {
     if (g->pcie_gen)
         printf("PCIe %u x%u, ", g->pcie_gen, g->pcie_width);
     printf("%.1f MiB taken before any weight (meter: %s)\n", (double)g->base_bytes / (1 << 20), g->meter);
-    for (int i = 0; i < PS_TUNE_N_GPU; i++) {
-        const ps_stat *s = ps_tune_gpu_stat(g, i);
+    for (uint32_t i = 0; i < PS_GPU_STAT_COUNT; i++) {
+        const ps_stat *s = ps_gpu_stat(g, i);
         if (s->n == 0)
             continue;
-        printf("          %-20s", ps_tune_gpu[i].label);
-        if (ps_tune_gpu[i].unit == PS_TUNE_SECONDS)
+        printf("          %-20s", ps_gpu_stat_rows[i].label);
+        if (ps_gpu_stat_rows[i].unit == PS_UNIT_SECONDS)
             printf(" %12s", ps_tune_time_text(s->median, t));
         else
-            printf(" %7.1f %s", s->median * (ps_tune_gpu[i].unit == PS_TUNE_FLOPS ? 1e-12 : 1e-9),
-                   ps_tune_gpu[i].unit == PS_TUNE_FLOPS ? "TF/s" : "GB/s");
+            printf(" %7.1f %s", s->median * (ps_gpu_stat_rows[i].unit == PS_UNIT_FLOPS ? 1e-12 : 1e-9),
+                   ps_gpu_stat_rows[i].unit == PS_UNIT_FLOPS ? "TF/s" : "GB/s");
         printf(" +-%.1f%%\n", 100 * spread_frac(s));
     }
     for (uint32_t i = 0; i < g->n_copies; i++)
         printf("%s%-6s %-10s %8s  %7.2f GB/s +-%.1f%%\n", i ? "          " : "bus       ",
-               ps_tune_bus_names[g->copies[i].bus], ps_tune_kind_names[g->copies[i].kind],
+               ps_bus_name(g->copies[i].bus), ps_host_kind_name(g->copies[i].kind),
                size_text(g->copies[i].bytes, t), g->copies[i].bw_bytes_per_s.median * 1e-9,
                100 * spread_frac(&g->copies[i].bw_bytes_per_s));
     for (uint32_t i = 0; i < g->n_together; i++)
         printf("%s%-6s %7.2f GB/s while %u thread%s read%s %.2f GB/s\n", i ? "          " : "together  ",
-               ps_tune_bus_names[g->together[i].bus], g->together[i].bus_bytes_per_s.median * 1e-9,
+               ps_bus_name(g->together[i].bus), g->together[i].bus_bytes_per_s.median * 1e-9,
                g->together[i].n_threads, plural_of(g->together[i].n_threads),
                g->together[i].n_threads == 1 ? "s" : "", g->together[i].dram_bytes_per_s.median * 1e-9);
 }
@@ -166,7 +166,7 @@ static void json_stat(ps_json *j, const char *key, const ps_stat *s) {
     ps_json_f64(j, "median", s->median);
     ps_json_f64(j, "q1", s->q1);
     ps_json_f64(j, "q3", s->q3);
-    ps_json_str(j, "stop", ps_tune_stop_names[s->stop]);
+    ps_json_str(j, "stop", ps_stop_name(s->stop));
     ps_json_bool(j, "noisy", s->noisy);
     ps_json_close(j);
 }
@@ -186,13 +186,13 @@ static void json_gpu(ps_json *j, const ps_profile_gpu *g) {
     ps_json_u64(j, "base_bytes", g->base_bytes);
     ps_json_str(j, "meter", g->meter);
     ps_json_bool(j, "cupti", g->cupti);
-    for (int i = 0; i < PS_TUNE_N_GPU; i++)
-        json_stat(j, ps_tune_gpu[i].key, ps_tune_gpu_stat(g, i));
+    for (uint32_t i = 0; i < PS_GPU_STAT_COUNT; i++)
+        json_stat(j, ps_gpu_stat_rows[i].key, ps_gpu_stat(g, i));
     ps_json_array(j, "copies");
     for (uint32_t i = 0; i < g->n_copies; i++) {
         ps_json_object(j, NULL);
-        ps_json_str(j, "bus", ps_tune_bus_names[g->copies[i].bus]);
-        ps_json_str(j, "kind", ps_tune_kind_names[g->copies[i].kind]);
+        ps_json_str(j, "bus", ps_bus_name(g->copies[i].bus));
+        ps_json_str(j, "kind", ps_host_kind_name(g->copies[i].kind));
         ps_json_u64(j, "bytes", g->copies[i].bytes);
         json_stat(j, "bytes_per_s", &g->copies[i].bw_bytes_per_s);
         ps_json_close(j);
@@ -201,7 +201,7 @@ static void json_gpu(ps_json *j, const ps_profile_gpu *g) {
     ps_json_array(j, "together");
     for (uint32_t i = 0; i < g->n_together; i++) {
         ps_json_object(j, NULL);
-        ps_json_str(j, "bus", ps_tune_bus_names[g->together[i].bus]);
+        ps_json_str(j, "bus", ps_bus_name(g->together[i].bus));
         ps_json_u64(j, "n_threads", g->together[i].n_threads);
         json_stat(j, "bus_bytes_per_s", &g->together[i].bus_bytes_per_s);
         json_stat(j, "dram_bytes_per_s", &g->together[i].dram_bytes_per_s);
@@ -274,7 +274,7 @@ void ps_tune_json(ps_json *j, const ps_profile *p) {
         ps_json_u64(j, "kv_len", q->kv_len);
         ps_json_u64(j, "n_tokens", q->n_tokens);
         ps_json_u64(j, "n_threads", q->n_threads);
-        ps_json_str(j, "beside", ps_tune_beside_names[q->beside]);
+        ps_json_str(j, "beside", ps_beside_name(q->beside));
         json_stat(j, "time_s", &q->time_s);
         ps_json_f64(j, "beside_bytes_per_s", q->beside_bytes_per_s);
         ps_json_close(j);

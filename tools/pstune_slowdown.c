@@ -82,7 +82,7 @@ static const ps_stat *largest_copy(const ps_profile_gpu *g, ps_bus bus) {
 static void add_together(const ps_profile *p, const ps_profile_together *t, ps_tune_slowdown *out,
                          uint32_t *n) {
     const ps_stat *bus = largest_copy(&p->gpu, t->bus), *dram = NULL;
-    const char *name = ps_tune_bus_names[t->bus];
+    const char *name = ps_bus_name(t->bus);
     for (uint32_t i = 0; i < p->n_dram; i++)
         if (p->dram[i].n_threads == t->n_threads && p->dram[i].bw_bytes_per_s.n)
             dram = &p->dram[i].bw_bytes_per_s;
@@ -113,10 +113,10 @@ bool ps_tune_slowdowns(const ps_profile *p, ps_tune_slowdown **out, uint32_t *ou
         d->n = j - i;
         d->times = (s[i + (j - i) / 2].times + s[i + (j - i - 1) / 2].times) / 2;
         if (s[i].gpu)
-            snprintf(d->what, sizeof d->what, "GPU kernels beside %s", ps_tune_beside_names[s[i].beside]);
+            snprintf(d->what, sizeof d->what, "GPU kernels beside %s", ps_beside_name(s[i].beside));
         else
             snprintf(d->what, sizeof d->what, "CPU kernels of %u thr beside %s", s[i].n_threads,
-                     ps_tune_beside_names[s[i].beside]);
+                     ps_beside_name(s[i].beside));
     }
     for (uint32_t i = 0; list && i < p->gpu.n_together; i++)
         add_together(p, &p->gpu.together[i], list, &n);

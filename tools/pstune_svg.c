@@ -214,7 +214,8 @@ static void copies(ps_text *t, const ps_profile_gpu *g, double top) {
             if (!n)
                 continue;
             ps_text_printf(t, "h3\"/>\n");
-            snprintf(label, sizeof label, "%s, %s", ps_tune_bus_names[bus], ps_tune_kind_names[kind]);
+            snprintf(label, sizeof label, "%s, %s", ps_bus_name((ps_bus)bus),
+                     ps_host_kind_name((ps_host_kind)kind));
             legend(t, &area, row++, class, label);
         }
 }

@@ -29,6 +29,8 @@ static ps_status check_kernel(const ps_walk *c, const ps_here *h) {
         queues = PS_Q_H2D | PS_Q_D2H;
     if (!(queues >> in->queue & 1))
         return ps_walk_fail(c, h, "the operation cannot run on queue %s", ps_queue_name(in->queue));
+    if (in->queue != PS_QUEUE_CPU && c->level->budget_bytes == 0)
+        return ps_walk_fail(c, h, "a level without VRAM has queue cpu alone");
     if (in->op == PS_OP_COPY)
         return PS_OK;
     const ps_kernel_spec *k = ps_kernel_specs_find(c->plan->kernels, c->plan->n_kernels, in->kernel);

@@ -231,18 +231,6 @@ RULE(sample_left_out, mb_llama_small, 0, "sample of shard head 0 is not executed
     b.program->n_instrs--;
     b.program->blocks[2].n_instrs--;
 })
-RULE(ring_overtaken, mb_gemma3_small, 1, "buffer", {
-    /* storing the keys of all tiles before attention: q is a buffer of one tile, so it cannot even get there */
-    ps_program *p = b.program;
-    ps_instr *store = find(&b, PS_OP_KV_STORE, 0);
-    uint32_t at = (uint32_t)(store - p->instrs) - p->blocks[1].instr0 + 1;
-    memmove(&p->blocks[3], &p->blocks[2], (p->n_blocks - 2) * sizeof *p->blocks);
-    p->n_blocks++;
-    p->blocks[2] = p->blocks[1];
-    p->blocks[2].instr0 += at;
-    p->blocks[2].n_instrs -= at;
-    p->blocks[1].n_instrs = at;
-})
 RULE(model_of_other_shape, mb_llama_small, 0, "shard 1 is not the model's",
      b.c.plan->shards[1].weight_bytes++;)
 

@@ -201,7 +201,7 @@ RULE_GPU(kv_home_in_the_first_tile, plan_case_wide, 4, "when the rows of all til
          find_kv(&b, 1)->when = PS_WHEN_FIRST;)
 RULE_GPU(when_of_a_kernel, plan_case_wide, 4, "when: only copies of weights and KV leave out tiles",
          find(&b, PS_OP_GLU, 0)->when = PS_WHEN_FIRST;)
-RULE_GPU(when_without_tiles, plan_case_wide, 3, "when: instruction",
+RULE_GPU(when_without_tiles, plan_case_wide, 3, "is in a block without tiles",
          find_fetch(&b, PS_ROLE_ATTN_Q, 0)->when = PS_WHEN_FIRST;)
 /* The one before a copy that runs in the last tile only: in other tiles the copy is nothing and orders nothing. */
 RULE_GPU(wait_for_what_does_not_run, plan_case_wide, 4, "may still be", {

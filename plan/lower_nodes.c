@@ -196,8 +196,10 @@ static void hidden_part(context *c, const ps_shard *shard, const ps_op_desc *con
                 n.src[1].value = PS_VALUE_NONE;
                 n.dst.tag = TAG_CPU;
             }
-            if (begin != 0) /* the bias is in the part that begins at 0 */
+            if (begin != 0) { /* the bias is in the part that begins at 0 */
                 n.in.w[1] = PS_ROLE_NONE;
+                n.in.at[1] = PS_AT_HOST;
+            }
             product(c, n, part->where, 0, 0, begin, count);
         }
     }

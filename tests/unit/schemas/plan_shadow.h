@@ -5,11 +5,12 @@
  * is the result). Words of slots say which weight's range, words of caches which position.
  * Every source word is compared with what the operation must read, when the instruction starts and again when it
  * ends; from start to end its destination holds garbage (unless it works in place). Afterwards the tail runs again, or the step
- * ends without it. */
+ * ends without it. One more run, in the order of the stream, looks for races: nobody touches a word before those that it must not
+ * meet there have ended under every schedule (plan_shadow_order.h), so what no random schedule hits is found all the same. */
 #ifndef PS_TESTS_PLAN_SHADOW_H
 #define PS_TESTS_PLAN_SHADOW_H
 
-#include "plan_shadow_memory.h"
+#include "plan_shadow_order.h"
 
 /* ---- operations ---- */
 
@@ -114,6 +115,30 @@ static inline uint64_t shadow_own(const shadow *s, const ps_instr *in, uint32_t 
 
 /* ---- one instruction, at its start or its end ---- */
 
+static inline ps_fmt shadow_fmt(const shadow *s, uint16_t b) {
+    return b == PS_NO_BUFFER ? PS_FMT_NONE : s->program->buffers[b].fmt;
+}
+
+/* The kernel computes this operation on this device from weights and rows as they are. */
+static inline void shadow_kernel(shadow *s, uint32_t i) {
+    const shadow_item *it = &s->items[i];
+    const ps_instr *in = it->in;
+    const ps_kernel_spec *k = NULL;
+    if (s->level->budget_bytes == 0 && in->queue != PS_QUEUE_CPU)
+        shadow_fail(s, i, "needs a GPU without a budget for it");
+    if (in->op == PS_OP_COPY)
+        return;
+    for (uint32_t n = 0; n < s->plan->n_kernels; n++)
+        if (s->plan->kernels[n].id == in->kernel)
+            k = &s->plan->kernels[n];
+    const ps_weight *w = in->w[0] != PS_ROLE_NONE ? ps_model_weight(s->model, it->layer, in->w[0]) : NULL;
+    if (k == NULL || k->op != in->op || k->device != (in->queue == PS_QUEUE_GPU ? PS_DEV_CUDA : PS_DEV_CPU) ||
+        k->wtype != (w != NULL ? w->type : PS_DTYPE_NONE))
+        shadow_fail(s, i, "its kernel is for something else");
+    else if (k->in_fmt != shadow_fmt(s, in->src[0]) || k->out_fmt != shadow_fmt(s, in->dst))
+        shadow_fail(s, i, "its kernel takes rows of another format");
+}
+
 static inline void shadow_scratch(shadow *s, uint32_t i) {
     const shadow_item *it = &s->items[i];
     bool gpu = it->in->queue == PS_QUEUE_GPU;
@@ -142,6 +167,7 @@ static inline void shadow_scratch(shadow *s, uint32_t i) {
                 shadow_fail(s, i, "scratch outside the arena");
                 return;
             }
+            shadow_meet(s, i, gpu ? PS_SPACE_VRAM : PS_SPACE_HOST, at, true, true);
             s->words[gpu][at].label = SHADOW_GARBAGE;
         }
     }
@@ -253,6 +279,7 @@ static inline void shadow_touch(shadow *s, uint32_t i, bool end) {
     const ps_instr *in = it->in;
     uint32_t number;
     uint64_t begin = 0, stop, unit = 1, parts, sum;
+    shadow_kernel(s, i);
     shadow_scratch(s, i);
     if (in->op == PS_OP_COPY && in->w[0] != PS_ROLE_NONE) {
         ps_weight_range r;
@@ -397,8 +424,12 @@ static inline void shadow_end_of_step(shadow *s) {
         if (ps_weight_range_bytes(s->model, &e->range, &bytes, NULL))
             shadow_slot(s, s->n_items, e->slot, &e->range, bytes, 0);
     }
-    for (uint32_t l = 0; l < s->model->n_layers; l++)
+    for (uint32_t l = 0; l < s->model->n_layers; l++) {
         shadow_kv(s, s->n_items, l, 0, PS_KV_HOME, SHADOW_KV_STEP, 0);
+        for (uint32_t seq = 0; seq < s->level->n_seqs && s->wrong[0] == '\0'; seq++)
+            if (shadow_tokens_of(s, seq) == 0) /* and what others had is still theirs */
+                shadow_kv_of(s, s->n_items, l, 0, PS_KV_HOME, SHADOW_KV_BEFORE, 0, seq);
+    }
 }
 
 /* Everything executed once, and the results where the caller finds them. */
@@ -505,6 +536,28 @@ static inline void shadow_residents(shadow *s) {
     }
 }
 
+/* The whole step in the order of its stream, looking for races. */
+static inline void shadow_races(shadow *s) {
+    shadow_begin(s);
+    shadow_order(s);
+    for (int a = 0; a < 2; a++)
+        if ((s->users[a] = calloc(s->n_words[a] + 1, sizeof *s->users[a])) == NULL)
+            abort();
+    for (uint32_t i = 0; i < s->n_items && s->wrong[0] == '\0'; i++) {
+        shadow_step(s, i, false);
+        shadow_step(s, i, true);
+    }
+    for (int a = 0; a < 2; a++) {
+        free(s->users[a]);
+        s->users[a] = NULL;
+    }
+    free(s->pool);
+    free(s->before);
+    s->pool = NULL;
+    s->before = NULL;
+    s->n_pool = s->pool_cap = 0;
+}
+
 /* A step, whole or without its tail; after a whole one the tail runs again. */
 static inline void shadow_one(shadow *s, bool without_tail, uint64_t *seed) {
     uint32_t tail = 0;
@@ -568,9 +621,19 @@ static inline const char *shadow_judge(const ps_plan *plan, const ps_level *leve
         if (s.words[a] == NULL || s.items == NULL || s.executed == NULL)
             abort();
     }
+    uint64_t used = level->vram_base_bytes + level->vram_work_bytes + level->vram_weight_bytes;
+    if (used > level->budget_bytes || used < level->vram_base_bytes)
+        shadow_fail(&s, s.n_items, "more than the budget");
     shadow_residents(&s);
-    for (uint32_t run = 0; run < n_schedules && s.wrong[0] == '\0'; run++)
-        shadow_one(&s, run % 4 == 3, &seed);
+    for (uint32_t run = 0; run <= n_schedules && s.wrong[0] == '\0'; run++) {
+        s.seq = (uint32_t)(shadow_random(&seed) % level->n_seqs);
+        s.phase = (uint32_t)(shadow_random(&seed) % 16);
+        s.spread = n_tokens <= level->n_seqs && run % 2 == 1;
+        if (run == n_schedules)
+            shadow_races(&s);
+        else
+            shadow_one(&s, run % 4 == 3, &seed);
+    }
     snprintf(buf, 200, "%s", s.wrong);
     free(s.items);
     free(s.executed);

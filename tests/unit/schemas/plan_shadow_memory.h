@@ -38,6 +38,16 @@ typedef struct shadow_word {
     uint64_t label, sum;
 } shadow_word;
 
+/* Who was at a word last: 1 + item, 0: none; readers since its last write as a list in `pool`. */
+typedef struct shadow_users {
+    uint32_t writer, readers;
+    bool scratch; /* written as scratch, which its users leave to each other in turn */
+} shadow_users;
+
+typedef struct shadow_reader {
+    uint32_t item, next; /* next: 1 + place in `pool` */
+} shadow_reader;
+
 typedef struct shadow {
     const ps_plan *plan;
     const ps_level *level;
@@ -55,7 +65,16 @@ typedef struct shadow {
     uint64_t *full;         /* [op_total] sum of all parts */
     uint64_t *executed;     /* [op_total * n_tiles]: columns times parts */
     uint64_t seen;          /* of the instruction being stepped */
-    char wrong[200];        /* "" while all is well */
+    uint32_t phase;         /* which words of large ranges are looked at, 0 to 15 */
+    bool spread;            /* a token of each sequence; otherwise all are of sequence `seq` */
+    uint32_t seq;
+    uint64_t *
+        before; /* [n_items rows of n_set words] items that have ended when one starts; plan_shadow_order.h */
+    uint64_t n_set;
+    shadow_users *users[2]; /* of every word while races are looked for, else NULL */
+    shadow_reader *pool;
+    uint32_t n_pool, pool_cap;
+    char wrong[200]; /* "" while all is well */
 } shadow;
 
 enum { SHADOW_GARBAGE = 1, SHADOW_MAX_BYTES = 64 << 20, SHADOW_ATOM = 32 };
@@ -79,6 +98,36 @@ static inline shadow_word *shadow_at(shadow *s, uint32_t i, ps_space space, uint
         return &s->words[space][at];
     shadow_fail(s, i, "outside the arena");
     return NULL;
+}
+
+static inline bool shadow_ended_before(const shadow *s, uint32_t item, uint32_t i) {
+    return item == i || (s->before[i * s->n_set + item / 64] >> (item % 64) & 1) != 0;
+}
+
+/* Item i touches a word: whoever it must not meet there has ended. */
+static inline void shadow_meet(shadow *s, uint32_t i, ps_space space, uint64_t at, bool write, bool scratch) {
+    if (s->users[space] == NULL || i >= s->n_items || at >= s->n_words[space])
+        return;
+    shadow_users *u = &s->users[space][at];
+    if (u->writer != 0 && !(scratch && u->scratch) && !shadow_ended_before(s, u->writer - 1, i))
+        shadow_fail(s, i, "item %u may still write there", u->writer - 1);
+    if (!write) {
+        if (u->readers != 0 && s->pool[u->readers - 1].item == i)
+            return;
+        if (s->n_pool == s->pool_cap) {
+            s->pool_cap = s->pool_cap != 0 ? 2 * s->pool_cap : 4096;
+            s->pool = realloc(s->pool, s->pool_cap * sizeof *s->pool);
+            if (s->pool == NULL)
+                abort();
+        }
+        s->pool[s->n_pool] = (shadow_reader){i, u->readers};
+        u->readers = ++s->n_pool;
+        return;
+    }
+    for (uint32_t r = u->readers; r != 0; r = s->pool[r - 1].next)
+        if (!shadow_ended_before(s, s->pool[r - 1].item, i))
+            shadow_fail(s, i, "item %u may still read there", s->pool[r - 1].item);
+    *u = (shadow_users){i + 1, 0, scratch};
 }
 
 static inline uint64_t shadow_label(uint32_t op, uint32_t tile, ps_fmt fmt, uint64_t row, uint64_t unit) {
@@ -144,6 +193,7 @@ static inline void shadow_read(shadow *s, uint32_t i, shadow_rect r, uint32_t *o
             const shadow_word *at = shadow_at(s, i, r.space, r.word0 + (r.first_row + y) * r.stride + w);
             if (at == NULL)
                 return;
+            shadow_meet(s, i, r.space, r.word0 + (r.first_row + y) * r.stride + w, false, false);
             if (*op == UINT32_MAX)
                 *op = shadow_op_of(at->label);
             if (*sum == 0)
@@ -166,6 +216,7 @@ static inline void shadow_write(shadow *s, uint32_t i, shadow_rect r, uint32_t o
             shadow_word *at = shadow_at(s, i, r.space, r.word0 + (r.first_row + y) * r.stride + w);
             if (at == NULL)
                 return;
+            shadow_meet(s, i, r.space, r.word0 + (r.first_row + y) * r.stride + w, true, false);
             *at = (shadow_word){garbage ? SHADOW_GARBAGE : shadow_label(op, tile, r.fmt, y, r.unit0 + w),
                                 garbage ? 0 : sum};
         }
@@ -209,13 +260,25 @@ static inline uint64_t shadow_weight_label(const ps_weight_range *r, uint64_t wo
     return shadow_mix(shadow_mix(h, shadow_mix(r->col0, r->n_cols)), word) >> 8 | 0xfeull << 56;
 }
 
+/* Every word of a range's first and last 64 KiB and of all small ones, one of 16 of what is between: everything in an arena begins
+ * at a multiple of 16 words, so whatever runs into a range does so at its edges or meets one of these. */
+static inline uint64_t shadow_next(const shadow *s, uint64_t w, uint64_t n) {
+    enum { EDGE = 16384, STEP = 16 };
+    if (n <= 4 * EDGE || w + 1 < EDGE || w + EDGE >= n)
+        return w + 1;
+    uint64_t next = (w / STEP + 1) * STEP + s->phase;
+    return next < n - EDGE ? next : n - EDGE;
+}
+
 /* 0: compare a slot's words with the range's; 1: write them; 2: garbage. */
 static inline void shadow_slot(shadow *s, uint32_t i, uint16_t slot, const ps_weight_range *r, uint64_t bytes,
                                int mode) {
-    for (uint64_t w = 0; w < (bytes + 3) / 4 && s->wrong[0] == '\0'; w++) {
+    uint64_t n = (bytes + 3) / 4;
+    for (uint64_t w = 0; w < n && s->wrong[0] == '\0'; w = shadow_next(s, w, n)) {
         shadow_word *at = shadow_at(s, i, PS_SPACE_VRAM, s->tier->buffer_offset[slot] / 4 + w);
         if (at == NULL)
             return;
+        shadow_meet(s, i, PS_SPACE_VRAM, s->tier->buffer_offset[slot] / 4 + w, mode != 0, false);
         uint64_t label = shadow_weight_label(r, w);
         if (mode == 0 && at->label != label)
             shadow_fail(s, i, "slot %u does not hold the weight at word %llu", slot, (unsigned long long)w);
@@ -270,11 +333,18 @@ typedef enum shadow_kv_mode {
     SHADOW_KV_STEP
 } shadow_kv_mode;
 
-/* Rows of the last sequence's cache, at home or in a slot (the instruction's kv). ATTEND: what the tile sees is there.
- * STORE, SPOIL: the tile's rows are written, or garbage. BEFORE, STEP: positions before the step, or the step's last ones that
- * the cache holds: write 0: they are there; 1: written; 2: garbage. */
-static inline void shadow_kv(shadow *s, uint32_t i, uint32_t layer, uint32_t tile, uint16_t place,
-                             shadow_kv_mode mode, int write) {
+/* Tokens of the step that a sequence has. */
+static inline uint64_t shadow_tokens_of(const shadow *s, uint32_t seq) {
+    if (s->spread)
+        return seq < s->n_tokens ? 1 : 0;
+    return seq == s->seq ? s->n_tokens : 0;
+}
+
+/* One sequence's cache, at home or in a slot (the instruction's kv). ATTEND: what the tile sees is there. STORE, SPOIL: the
+ * tile's rows are written, or garbage. BEFORE, STEP: positions before the step, or the step's last ones that the cache holds:
+ * write 0: they are there; 1: written; 2: garbage. */
+static inline void shadow_kv_of(shadow *s, uint32_t i, uint32_t layer, uint32_t tile, uint16_t place,
+                                shadow_kv_mode mode, int write, uint32_t seq) {
     const ps_kv_home *kv = &s->level->kv[layer];
     const ps_layer *l = &s->model->layers[layer];
     uint64_t width[2] = {(uint64_t)l->n_head_kv * l->head_dim_k / 2,
@@ -282,9 +352,11 @@ static inline void shadow_kv(shadow *s, uint32_t i, uint32_t layer, uint32_t til
     uint64_t plane[2] = {0, (kv->rows * width[0] * 4 + 63) / 64 * 16};
     ps_space space = place == PS_KV_HOME ? kv->space : PS_SPACE_VRAM;
     uint64_t base = (place == PS_KV_HOME ? kv->offset : s->tier->buffer_offset[place - PS_KV_SLOT]) / 4 +
-                    kv->bytes * (s->level->n_seqs - 1) / 4;
-    uint64_t pos0 = s->level->bucket_tokens > s->n_tokens ? s->level->bucket_tokens - s->n_tokens : 0;
-    uint64_t begin = pos0 + (uint64_t)tile * PS_TILE_TOKENS, end = begin + shadow_tile_rows(s, tile);
+                    kv->bytes * seq / 4;
+    uint64_t n = shadow_tokens_of(s, seq);
+    uint64_t pos0 = s->level->bucket_tokens > n ? s->level->bucket_tokens - n : 0;
+    uint64_t rows = s->spread ? n : shadow_tile_rows(s, tile);
+    uint64_t begin = pos0 + (uint64_t)tile * PS_TILE_TOKENS, end = begin + rows;
     if (kv->rows == 0) {
         shadow_fail(s, i, "no KV rows");
         return;
@@ -294,21 +366,27 @@ static inline void shadow_kv(shadow *s, uint32_t i, uint32_t layer, uint32_t til
     if (mode == SHADOW_KV_BEFORE) {
         begin = pos0 > kv->rows ? pos0 - kv->rows : 0;
         end = pos0;
+    } else if (n == 0) {
+        return;
     } else if (mode == SHADOW_KV_STEP) {
-        end = pos0 + s->n_tokens;
-        begin = s->n_tokens > kv->rows ? end - kv->rows : pos0;
+        end = pos0 + n;
+        begin = n > kv->rows ? end - kv->rows : pos0;
     }
     bool look = mode == SHADOW_KV_ATTEND || (mode >= SHADOW_KV_BEFORE && write == 0);
     bool spoil = mode == SHADOW_KV_SPOIL || write == 2;
     for (uint64_t p = begin; p < end; p++)
         for (int x = 0; x < 2; x++)
             for (uint64_t w = 0; w < width[x]; w++) {
-                shadow_word *at = shadow_at(s, i, space, base + plane[x] + p % kv->rows * width[x] + w);
+                uint64_t where = base + plane[x] + p % kv->rows * width[x] + w;
+                shadow_word *at = shadow_at(s, i, space, where);
                 if (at == NULL)
                     return;
-                uint64_t label = 0xffull << 56 | (uint64_t)layer << 44 | p << 20 | (uint64_t)x << 19 | w;
+                shadow_meet(s, i, space, where, !look, false);
+                uint64_t label = 0xffull << 56 | (uint64_t)seq << 50 | (uint64_t)layer << 44 | p << 20 |
+                                 (uint64_t)x << 19 | w;
                 if (look && at->label != label) {
-                    shadow_fail(s, i, "KV of position %llu is not there", (unsigned long long)p);
+                    shadow_fail(s, i, "KV of position %llu of sequence %u is not there",
+                                (unsigned long long)p, seq);
                     return;
                 }
                 if (look)
@@ -316,6 +394,12 @@ static inline void shadow_kv(shadow *s, uint32_t i, uint32_t layer, uint32_t til
                 else
                     *at = (shadow_word){spoil ? SHADOW_GARBAGE : label, 0};
             }
+}
+
+static inline void shadow_kv(shadow *s, uint32_t i, uint32_t layer, uint32_t tile, uint16_t place,
+                             shadow_kv_mode mode, int write) {
+    for (uint32_t seq = 0; seq < s->level->n_seqs && s->wrong[0] == '\0'; seq++)
+        shadow_kv_of(s, i, layer, tile, place, mode, write, seq);
 }
 
 #endif

@@ -46,8 +46,9 @@ static ps_profile *copy_profile(const ps_profile *p, uint32_t n_more) {
     c->points = malloc(((size_t)p->n_points + n_more + 1) * sizeof *p->points);
     c->gpu.copies = copy_of(p->gpu.copies, p->gpu.n_copies, sizeof *p->gpu.copies);
     c->gpu.together = copy_of(p->gpu.together, p->gpu.n_together, sizeof *p->gpu.together);
+    c->gpu.checks = copy_of(p->gpu.checks, p->gpu.n_checks, sizeof *p->gpu.checks);
     if ((p->note && !c->note) || !c->dram || !c->kernels || !c->points || !c->gpu.copies ||
-        !c->gpu.together) {
+        !c->gpu.together || !c->gpu.checks) {
         ps_profile_free(c);
         return NULL;
     }
@@ -385,6 +386,7 @@ static void change_machine(const ps_whatif *w, ps_profile *to) {
     if (w->no_gpu) {
         free(g->copies);
         free(g->together);
+        free(g->checks);
         *g = (ps_profile_gpu){0};
         t->gpu_name[0] = '\0';
     }

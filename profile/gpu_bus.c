@@ -46,23 +46,30 @@ static ps_status enqueue_staged(ps_gpu_rig *r, uint64_t bytes, uint64_t total, p
     return status;
 }
 
-ps_status ps_gpu_sample_copy(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
+/* Pieces of a sample, and all that it moves. */
+static uint32_t n_pieces(const ps_gpu_rig *r) {
+    const uint64_t n = PS_GPU_BUS_BYTES / r->task->bytes;
+    return r->task->bus == PS_BUS_DIRECT ? r->n_calls : (uint32_t)ps_gpu_enough(r, n < 256 ? n : 256);
+}
+
+uint64_t ps_gpu_copy_bytes(const ps_gpu_rig *r) {
+    return n_pieces(r) * r->task->bytes;
+}
+
+ps_status ps_gpu_run_copies(ps_gpu_rig *r, ps_error *err) {
     const ps_task *t = r->task;
-    uint64_t n = PS_GPU_BUS_BYTES / t->bytes < 256 ? PS_GPU_BUS_BYTES / t->bytes : 256,
-             total = ps_gpu_enough(r, n) * t->bytes;
-    double s = 0;
-    ps_status status = ps_gpu_start_time(r, err);
-    if (status != PS_OK)
-        return status;
     if (t->bus == PS_BUS_DIRECT)
-        status = ps_gpu_enqueue_calls(r, r->n_calls, err);
-    else if (t->kind == PS_HOST_KIND_STAGED)
-        status = enqueue_staged(r, t->bytes, total, err);
-    else
-        status = enqueue_copies(r, t->bus, t->kind == PS_HOST_KIND_PINNED ? r->pinned : r->plain, t->bytes,
-                                total, err);
-    status = ps_gpu_timed(r, &s, status, err);
-    out->value = (double)(t->bus == PS_BUS_DIRECT ? r->n_calls * t->bytes : total) / s;
+        return ps_gpu_enqueue_calls(r, r->n_calls, err);
+    if (t->kind == PS_HOST_KIND_STAGED)
+        return enqueue_staged(r, t->bytes, ps_gpu_copy_bytes(r), err);
+    return enqueue_copies(r, t->bus, t->kind == PS_HOST_KIND_PINNED ? r->pinned : r->plain, t->bytes,
+                          ps_gpu_copy_bytes(r), err);
+}
+
+ps_status ps_gpu_sample_copy(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
+    double s = 0;
+    ps_status status = ps_gpu_timer_sample(r, ps_gpu_run_copies, n_pieces(r), &s, err);
+    out->value = (double)ps_gpu_copy_bytes(r) / s;
     return status;
 }
 

@@ -71,6 +71,15 @@ ps_status ps_gpu_sample_event_wait(ps_gpu_rig *r, ps_rig_sample *out, ps_error *
     return status;
 }
 
+ps_status ps_gpu_sample_event_record(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
+    uint64_t t0 = ps_clock_ns();
+    ps_status status = PS_OK;
+    for (int i = 0; i < N_LAUNCHES && status == PS_OK; i++)
+        status = ps_device_record(r->device, PS_STREAM_COMPUTE, EV_A, err);
+    out->value = (double)(ps_clock_ns() - t0) * 1e-9 / N_LAUNCHES;
+    return status == PS_OK ? ps_device_sync(r->device, err) : status;
+}
+
 /* There and back many times, everything enqueued ahead: half of a round is one way. */
 ps_status ps_gpu_sample_handover(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
     uint64_t *gpu = ps_device_flag(r->device, PS_FLAG_GPU), *cpu = ps_device_flag(r->device, PS_FLAG_CPU);
@@ -115,6 +124,20 @@ ps_status ps_gpu_sample_map(ps_gpu_rig *r, bool unmap, ps_rig_sample *out, ps_er
         status = ps_vram_resize(r->spare, 0, err);
     out->value = (double)(unmap ? ps_clock_ns() - t1 : t1 - t0) * 1e-9 / HANDLES;
     return status;
+}
+
+ps_status ps_gpu_sample_level(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
+    const uint64_t bytes = ps_gpu_enough(r, 4) * PS_VRAM_HANDLE; /* of the page-locked memory that there is */
+    const uint64_t t0 = ps_clock_ns();
+    ps_status status = ps_vram_resize(r->spare, bytes, err);
+    if (status == PS_OK)
+        status =
+            ps_device_copy(r->device, PS_STREAM_H2D, ps_vram_base(r->spare), 0, r->pinned, 0, bytes, 1, err);
+    if (status == PS_OK)
+        status = ps_device_sync(r->device, err);
+    const ps_status released = ps_vram_resize(r->spare, 0, status == PS_OK ? err : NULL);
+    out->value = (double)bytes / ((double)(ps_clock_ns() - t0) * 1e-9);
+    return status == PS_OK ? released : status;
 }
 
 ps_status ps_gpu_sample_hbm(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {

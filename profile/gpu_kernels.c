@@ -208,6 +208,25 @@ static uint32_t choose_calls(const ps_gpu_rig *r) {
     return n < 2 ? 2 : n > MAX_CALLS ? MAX_CALLS : (uint32_t)n;
 }
 
+/* The calls of a sample as a graph, launched once to warm up. */
+ps_status ps_gpu_capture_calls(ps_gpu_rig *r, ps_error *err) {
+    ps_status status = ps_device_capture_begin(r->device, err);
+    if (status == PS_OK)
+        status = ps_gpu_enqueue_calls(r, r->n_calls, err);
+    if (status == PS_OK)
+        status = ps_device_capture_end(r->device, &r->graph, err);
+    else
+        ps_device_capture_abort(r->device);
+    if (status == PS_OK)
+        status = ps_device_graph_launch(r->device, r->graph, err);
+    return status == PS_OK ? ps_device_sync(r->device, err) : status;
+}
+
+ps_status ps_gpu_run_calls(ps_gpu_rig *r, ps_error *err) {
+    return r->graph != NULL ? ps_device_graph_launch(r->device, r->graph, err)
+                            : ps_gpu_enqueue_calls(r, r->n_calls, err);
+}
+
 ps_status ps_gpu_prepare_kernel(ps_gpu_rig *r, const ps_task *task, ps_error *err) {
     uint32_t n_kernels;
     const ps_kernel *table = ps_kernel_table(&n_kernels);
@@ -234,19 +253,13 @@ ps_status ps_gpu_prepare_kernel(ps_gpu_rig *r, const ps_task *task, ps_error *er
         return status;
     r->n_calls = choose_calls(r);
     if (task->point.n_tokens <= FEW_TOKENS) {
-        status = ps_device_capture_begin(r->device, err);
-        if (status == PS_OK)
-            status = ps_gpu_enqueue_calls(r, r->n_calls, err);
-        if (status == PS_OK)
-            status = ps_device_capture_end(r->device, &r->graph, err);
-        else
-            ps_device_capture_abort(r->device);
-        if (status == PS_OK)
-            status = ps_device_graph_launch(r->device, r->graph, err); /* warm-up */
+        status = ps_gpu_capture_calls(r, err);
     } else {
         status = ps_gpu_enqueue_calls(r, r->n_calls < 2 ? r->n_calls : 2, err);
+        if (status == PS_OK)
+            status = ps_device_sync(r->device, err);
     }
-    return status == PS_OK ? ps_device_sync(r->device, err) : status;
+    return status == PS_OK ? ps_gpu_timer_compare(r, ps_gpu_run_calls, r->n_calls, err) : status;
 }
 
 ps_status ps_gpu_timed(ps_gpu_rig *r, double *out_s, ps_status enqueued, ps_error *err) {
@@ -269,11 +282,7 @@ ps_status ps_gpu_start_time(ps_gpu_rig *r, ps_error *err) {
 
 ps_status ps_gpu_sample_kernel(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
     double s = 0;
-    ps_status status = ps_gpu_start_time(r, err);
-    if (status == PS_OK)
-        status = r->graph != NULL ? ps_device_graph_launch(r->device, r->graph, err)
-                                  : ps_gpu_enqueue_calls(r, r->n_calls, err);
-    status = ps_gpu_timed(r, &s, status, err);
+    ps_status status = ps_gpu_timer_sample(r, ps_gpu_run_calls, r->n_calls, &s, err);
     out->value = s / r->n_calls;
     return status;
 }

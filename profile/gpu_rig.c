@@ -1,5 +1,4 @@
-/* The rig of a machine with a GPU: see gpu_rig.h. Times are the device's own, between two events, but for calls whose cost is
- * the caller's. */
+/* The rig of a machine with a GPU: see gpu_rig.h. Times are the device's own, but for calls whose cost is the caller's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +23,9 @@ static ps_status gpu_prepare(void *rig, const ps_task *task, ps_error *err) {
     r->task = task;
     if (!is_gpu_task(task))
         return r->cpu->prepare(r->cpu_rig, task, err);
-    ps_status status = PS_OK;
+    ps_status status = ps_gpu_timer_before(r, err);
+    if (status != PS_OK)
+        return status;
     switch (task->measure) {
     case PS_MEASURE_KERNEL:
         return ps_gpu_prepare_kernel(r, task, err);
@@ -43,6 +44,9 @@ static ps_status gpu_prepare(void *rig, const ps_task *task, ps_error *err) {
         if (status == PS_OK && task->measure == PS_MEASURE_TOGETHER)
             status = ps_streams_start(r->machine, 0, task->point.n_threads, r->stream_data, r->stream_bytes,
                                       &r->streams, err);
+        if (status == PS_OK && task->measure == PS_MEASURE_COPY)
+            status = ps_gpu_timer_compare(r, ps_gpu_run_copies,
+                                          (uint32_t)(ps_gpu_copy_bytes(r) / task->bytes), err);
         return status;
     case PS_MEASURE_GRAPH_NODE:
     case PS_MEASURE_GRAPH_LAUNCH:
@@ -86,6 +90,10 @@ static ps_status gpu_sample(void *rig, ps_rig_sample *out, ps_error *err) {
         return ps_gpu_sample_map(r, false, out, err);
     case PS_MEASURE_UNMAP:
         return ps_gpu_sample_map(r, true, out, err);
+    case PS_MEASURE_EVENT_RECORD:
+        return ps_gpu_sample_event_record(r, out, err);
+    case PS_MEASURE_LEVEL:
+        return ps_gpu_sample_level(r, out, err);
     default:
         return ps_error_set(err, PS_E_INTERNAL, "gpu", "not a measure of a GPU");
     }
@@ -98,6 +106,7 @@ static void gpu_finish(void *rig) {
         return;
     }
     (void)ps_device_sync(r->device, NULL); /* an error has been said, or comes with the next task */
+    ps_gpu_timer_after(r);
     ps_streams_stop(r->streams);
     r->streams = NULL;
     ps_device_graph_free(r->device, r->graph);
@@ -117,6 +126,10 @@ static void gpu_describe_gpu(void *rig, ps_profile_gpu *out) {
     *out = ((ps_gpu_rig *)rig)->info;
 }
 
+static void gpu_describe_timer(void *rig, ps_profile_gpu *out) {
+    ps_gpu_timer_describe(rig, out);
+}
+
 static double gpu_clock_probe(void *rig) {
     ps_gpu_rig *r = rig;
     return r->cpu->clock_probe(r->cpu_rig);
@@ -130,8 +143,8 @@ static uint64_t gpu_now(void *rig) {
 #define RIG_OPS(is_synthetic)                                                                                \
     {                                                                                                        \
         .name = "gpu", .synthetic = (is_synthetic), .describe = gpu_describe,                                \
-        .describe_gpu = gpu_describe_gpu, .prepare = gpu_prepare, .sample = gpu_sample,                      \
-        .finish = gpu_finish, .clock_probe = gpu_clock_probe, .now_ns = gpu_now,                             \
+        .describe_gpu = gpu_describe_gpu, .describe_timer = gpu_describe_timer, .prepare = gpu_prepare,      \
+        .sample = gpu_sample, .finish = gpu_finish, .clock_probe = gpu_clock_probe, .now_ns = gpu_now,       \
     }
 const ps_rig_ops ps_gpu_rig_ops = RIG_OPS(false), ps_gpu_rig_emulated_ops = RIG_OPS(true);
 
@@ -139,23 +152,35 @@ bool ps_gpu_rig_has_blas(const ps_gpu_rig *rig) {
     return rig->blas != NULL || ps_device_get_info(rig->device)->emulated;
 }
 
-/* Everything a run has loaded before it takes memory: kernels, cuBLAS. Then what the meter says is the base. */
+/* Everything a run has loaded before it takes memory: context, kernels, cuBLAS, metered one after the other. What the meter says
+ * at the end is the base. */
 static ps_status read_base(ps_gpu_rig *r, ps_error *err) {
-    ps_status status = PS_OK;
+    uint64_t context, modules;
+    ps_meter how;
+    ps_status status = ps_device_vram_used(r->device, &context, &how, err);
+    modules = context;
 #ifdef PS_HAVE_CUDA
-    if (!ps_device_get_info(r->device)->emulated) {
+    if (status == PS_OK && !ps_device_get_info(r->device)->emulated) {
         ps_error none = {0};
         status = ps_cuda_load_all(err);
+        if (status == PS_OK)
+            status = ps_device_vram_used(r->device, &modules, &how, err);
         if (status == PS_OK && ps_cuda_blas_open(&r->blas, &none) != PS_OK)
             r->blas = NULL; /* its kernels are then not measured, so never planned */
     }
 #endif
-    ps_meter how;
     if (status == PS_OK)
         status = ps_device_vram_used(r->device, &r->info.base_bytes, &how, err);
-    if (status == PS_OK)
-        snprintf(r->info.meter, sizeof r->info.meter, "%s", ps_meter_name(how));
-    return status;
+    if (status != PS_OK)
+        return status;
+    snprintf(r->info.meter, sizeof r->info.meter, "%s", ps_meter_name(how));
+    /* On a device-wide meter somebody else may have given memory back meanwhile: then the parts are not known. */
+    if (context <= modules && modules <= r->info.base_bytes) {
+        r->info.context_bytes = context;
+        r->info.modules_bytes = modules - context;
+        r->info.blas_bytes = r->info.base_bytes - modules;
+    }
+    return PS_OK;
 }
 
 ps_status ps_gpu_rig_new(const ps_gpu_config *c, ps_gpu_rig **out, ps_error *err) {
@@ -190,6 +215,8 @@ ps_status ps_gpu_rig_new(const ps_gpu_config *c, ps_gpu_rig **out, ps_error *err
                            : ps_error_set(err, PS_E_NOMEM, "gpu", "no memory for the rig");
     if (status == PS_OK)
         status = read_base(r, err);
+    if (status == PS_OK)
+        status = ps_gpu_timer_open(r, c, err);
     uint64_t cold = 4 * d->l2_bytes > 128 * MIB ? 4 * d->l2_bytes : 128 * MIB;
     if (d->emulated)
         cold = MIB; /* there is no cache to be cold */
@@ -236,6 +263,7 @@ void ps_gpu_rig_free(ps_gpu_rig *r) {
         return;
     ps_streams_stop(r->streams);
     ps_device_graph_free(r->device, r->graph);
+    ps_gpu_timer_close(r);
     if (r->weights != NULL)
         ps_gpu_weights_moving(r, r->weights);
     ps_device_host_unregister(r->device, r->locked);

@@ -3,6 +3,7 @@
 #define PS_PROFILE_GPU_RIG_INTERNAL_H
 
 #include "kernels/kernel.h"
+#include "profile/cupti.h"
 #include "profile/gpu_rig.h"
 #include "profile/operands.h"
 #include "profile/streams.h"
@@ -25,6 +26,25 @@ enum {
     N_HANDOVERS = 50,
     SMALL_COLS = 1024,
 };
+
+enum { PS_GPU_TIMER_VALUES = 16, PS_GPU_TIMER_POINTS = 5 };
+typedef struct ps_gpu_difference {
+    uint32_t n;
+    double frac[PS_GPU_TIMER_POINTS]; /* by CUPTI / by events - 1 */
+} ps_gpu_difference;
+typedef struct ps_gpu_timer {
+    bool required;    /* events will not do */
+    ps_cupti *cupti;  /* NULL: events */
+    char reason[160]; /* why */
+    bool calibrated;
+    double gap_s;                   /* from one node of a graph to the next */
+    uint32_t n_points;              /* timed by CUPTI */
+    double spent_s;                 /* on timing both ways */
+    ps_gpu_difference *differences; /* [kernels of the registry + 1], the last: copies */
+    /* Of this task: one call by events (0: not timed so), and by CUPTI. */
+    double by_events_s, values[PS_GPU_TIMER_VALUES];
+    uint32_t n_values;
+} ps_gpu_timer;
 
 struct ps_gpu_rig {
     const ps_machine *machine;
@@ -59,6 +79,7 @@ struct ps_gpu_rig {
     uint8_t *weights, *d_weights; /* weights that are page-locked, until they move */
     uint32_t n_calls;
     ps_device_graph *graph;
+    ps_gpu_timer timer;
     int emulated_status; /* of kernels on the emulated device */
 };
 
@@ -71,9 +92,24 @@ void ps_gpu_weights_moving(void *rig, uint8_t *data);
 /* Put the operands' areas where the kernel looks for them. What is kept from task to task comes first, with room to grow. */
 ps_status ps_gpu_mirror(ps_gpu_rig *r, const ps_kernel *kernel, bool direct, ps_error *err);
 ps_status ps_gpu_enqueue_calls(ps_gpu_rig *r, uint32_t n, ps_error *err);
+ps_status ps_gpu_capture_calls(ps_gpu_rig *r, ps_error *err);
 ps_status ps_gpu_prepare_kernel(ps_gpu_rig *r, const ps_task *task, ps_error *err);
 ps_status ps_gpu_timed(ps_gpu_rig *r, double *out_s, ps_status enqueued, ps_error *err);
 ps_status ps_gpu_start_time(ps_gpu_rig *r, ps_error *err);
+
+/* What a sample enqueues: the calls of a kernel, the copies of the task. */
+typedef ps_status ps_gpu_run(ps_gpu_rig *r, ps_error *err);
+ps_status ps_gpu_run_calls(ps_gpu_rig *r, ps_error *err);
+ps_status ps_gpu_run_copies(ps_gpu_rig *r, ps_error *err);
+/* gpu_timer.c. before and compare: of each task, first and last in its preparation. Seconds of a sample of n_calls calls. */
+ps_status ps_gpu_timer_open(ps_gpu_rig *r, const ps_gpu_config *config, ps_error *err);
+void ps_gpu_timer_close(ps_gpu_rig *r);
+ps_status ps_gpu_timer_before(ps_gpu_rig *r, ps_error *err);
+ps_status ps_gpu_timer_compare(ps_gpu_rig *r, ps_gpu_run *run, uint32_t n_calls, ps_error *err);
+ps_status ps_gpu_timer_sample(ps_gpu_rig *r, ps_gpu_run *run, uint32_t n_calls, double *out_s, ps_error *err);
+void ps_gpu_timer_after(ps_gpu_rig *r);
+void ps_gpu_timer_describe(const ps_gpu_rig *r, ps_profile_gpu *out);
+
 ps_status ps_gpu_sample_kernel(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 ps_status ps_gpu_sample_copy(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 ps_status ps_gpu_sample_together(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
@@ -89,6 +125,10 @@ ps_status ps_gpu_sample_event_wait(ps_gpu_rig *r, ps_rig_sample *out, ps_error *
 ps_status ps_gpu_sample_handover(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 ps_status ps_gpu_sample_lock(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 ps_status ps_gpu_sample_map(ps_gpu_rig *r, bool unmap, ps_rig_sample *out, ps_error *err);
+ps_status ps_gpu_sample_event_record(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
+/* A level that comes and goes: mapped, filled over the bus, released. */
+ps_status ps_gpu_sample_level(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
+uint64_t ps_gpu_copy_bytes(const ps_gpu_rig *r);
 ps_status ps_gpu_sample_hbm(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 
 #endif

@@ -37,7 +37,7 @@ static void add_bus(ps_grid *g) {
                                          .bus = (ps_bus)bus,
                                          .cost_s = 12e-3,
                                          .essential = true});
-    for (int m = PS_MEASURE_HBM; m <= PS_MEASURE_UNMAP; m++)
+    for (int m = PS_MEASURE_HBM; m <= PS_MEASURE_LEVEL; m++)
         ps_grid_add(
             g, (ps_task){
                    .measure = (ps_measure)m, .point = {.n_threads = 1}, .cost_s = 2e-3, .essential = true});
@@ -165,7 +165,8 @@ static void add_any(ps_grid *g) {
                                            {.rows = 1536, .cols = 4096, .heads_kv = 8, .kv_len = 2}},
                                   route[] = {{.cols = 128, .heads_kv = 128, .kv_len = 8},
                                              {.cols = 8, .heads_kv = 8, .kv_len = 2}},
-                                  row[] = {{.cols = 4096}, {.cols = 14336}};
+                                  row[] = {{.cols = 4096}, {.cols = 14336}},
+                                  vocabulary[] = {{.cols = 32000}, {.cols = 151936}};
 #define LIST(a) a, sizeof a / sizeof a[0]
     /* How many of the shapes: of few tokens, of many, read direct; of rare kernels; quick. */
     static const struct {
@@ -177,7 +178,7 @@ static void add_any(ps_grid *g) {
                {PS_OP_RMSNORM, LIST(row), 2, 0, 2, 2},      {PS_OP_ROPE, LIST(row), 2, 0, 2, 2},
                {PS_OP_KV_STORE, LIST(row), 2, 0, 2, 2},     {PS_OP_GLU, LIST(row), 2, 0, 2, 2},
                {PS_OP_ADD, LIST(row), 2, 0, 2, 2},          {PS_OP_CONVERT, LIST(row), 2, 0, 2, 2},
-               {PS_OP_GATHER, LIST(row), 2, 0, 2, 2}};
+               {PS_OP_GATHER, LIST(row), 2, 0, 2, 2},       {PS_OP_SAMPLE, LIST(vocabulary), 2, 0, 2, 2}};
     const ps_grid_config *c = g->config;
     for (uint32_t i = 0; i < c->n_kernels; i++)
         for (size_t o = 0; o < sizeof ops / sizeof ops[0]; o++) {
@@ -190,7 +191,8 @@ static void add_any(ps_grid *g) {
             /* 128 experts of unquantised weights are more than models have, and more than it is worth to make. */
             const uint32_t skip = k->op == PS_OP_MOE_DISPATCH && ps_dtype_find(k->wtype)->block_elems == 1;
             for (uint32_t s = skip; s < ops[o].n; s++)
-                add_tokens(g, k, ops[o].shapes[s], 0, k->op == PS_OP_GATHER, s - skip, limit, many, direct);
+                add_tokens(g, k, ops[o].shapes[s], 0, k->op == PS_OP_GATHER || k->op == PS_OP_SAMPLE,
+                           s - skip, limit, many, direct);
         }
 }
 

@@ -92,6 +92,10 @@ static double gpu_truth(const ps_task *t, double *beside) {
         return 7e-5;
     case PS_MEASURE_UNMAP:
         return 5e-5;
+    case PS_MEASURE_EVENT_RECORD:
+        return 1e-6;
+    case PS_MEASURE_LEVEL:
+        return 12e9;
     default:
         return 0;
     }
@@ -179,6 +183,7 @@ static void null_describe_gpu(void *rig, ps_profile_gpu *out) {
     snprintf(out->name, sizeof out->name, "null GPU");
     snprintf(out->uuid, sizeof out->uuid, "GPU-null");
     snprintf(out->meter, sizeof out->meter, "emulated");
+    snprintf(out->timer_reason, sizeof out->timer_reason, "a made-up GPU");
 }
 
 static ps_status null_prepare(void *rig, const ps_task *task, ps_error *err) {
@@ -220,7 +225,7 @@ static ps_status null_sample(void *rig, ps_rig_sample *out, ps_error *err) {
     /* Rates fall where times grow. */
     const ps_measure m = r->task->measure;
     const bool rate = m == PS_MEASURE_DRAM || m == PS_MEASURE_COPY || m == PS_MEASURE_TOGETHER ||
-                      m == PS_MEASURE_HBM || m == PS_MEASURE_LOCK;
+                      m == PS_MEASURE_HBM || m == PS_MEASURE_LOCK || m == PS_MEASURE_LEVEL;
     out->value = rate ? truth / factor : truth * factor;
     out->beside_bytes_per_s = beside * exp(r->config.noise_frac * next_normal(&r->rng));
     r->now_ns += (uint64_t)(fmax(rate ? sample_least_s : out->value, sample_least_s) * 1e9);

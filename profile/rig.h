@@ -31,7 +31,9 @@ extern "C" {
     X(TO_GPU, "hand-over to the gpu", "s")                                                                   \
     X(LOCK, "page-locking", "B/s")                                                                           \
     X(MAP, "mapping of vram", "s")                                                                           \
-    X(UNMAP, "release of vram", "s")
+    X(UNMAP, "release of vram", "s")                                                                         \
+    X(EVENT_RECORD, "event record", "s") /* the calling thread's time */                                     \
+    X(LEVEL, "change of level", "B/s")   /* mapped, filled over the bus, released */
 typedef enum ps_measure {
 #define PS_MEASURE_ENUM(name, text, unit) PS_MEASURE_##name,
     PS_MEASURE_LIST(PS_MEASURE_ENUM)
@@ -62,6 +64,9 @@ typedef struct ps_rig_ops {
     void (*describe)(void *rig, ps_profile_topology *out, uint8_t machine_hash[PS_HASH_BYTES]);
     /* Its GPU, without quantities and tables; NULL where rigs of this kind have none, name "" where this one has none. */
     void (*describe_gpu)(void *rig, ps_profile_gpu *out);
+    /* How the GPU's times were taken so far: timer, reason, gap, and rows of checks, of which there is room for one per kernel
+     * and one more; those that are there are kept or replaced. NULL: as describe_gpu said. */
+    void (*describe_timer)(void *rig, ps_profile_gpu *out);
     /* Make ready for one task: operands, verification on first use, warm-up. Errors end the sweep. */
     ps_status (*prepare)(void *rig, const ps_task *task, ps_error *err);
     /* One sample, in the unit of the measure. */

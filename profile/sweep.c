@@ -119,7 +119,8 @@ static ps_status start(sweep *s, ps_error *err) {
     p->kernels = calloc(c->n_kernels + 1, sizeof *p->kernels);
     p->gpu.copies = calloc(c->n_tasks + 1, sizeof *p->gpu.copies);
     p->gpu.together = calloc(c->n_tasks + 1, sizeof *p->gpu.together);
-    if (!p->dram || !p->points || !p->kernels || !p->gpu.copies || !p->gpu.together)
+    p->gpu.checks = calloc(c->n_kernels + 1, sizeof *p->gpu.checks);
+    if (!p->dram || !p->points || !p->kernels || !p->gpu.copies || !p->gpu.together || !p->gpu.checks)
         goto nomem;
     memcpy(p->kernels, c->kernels, c->n_kernels * sizeof *p->kernels);
     p->n_kernels = c->n_kernels;
@@ -231,6 +232,10 @@ static void take_over(sweep *s) {
         return;
     /* Only looked up, never changed. */
     ps_profile old = *s->c->resume;
+    if (s->p->gpu.name[0] && old.gpu.n_checks <= s->c->n_kernels + 1 && old.gpu.n_checks) {
+        memcpy(s->p->gpu.checks, old.gpu.checks, old.gpu.n_checks * sizeof *old.gpu.checks);
+        s->p->gpu.n_checks = old.gpu.n_checks;
+    }
     for (uint32_t i = 0; i < s->c->n_tasks; i++) {
         item *it = &s->items[i];
         const ps_stat *from = slot_of(&old, it->task, false);
@@ -399,7 +404,10 @@ static void best_rates(ps_profile *p) {
         p->gpu.attention_flops_per_s = p->gpu.matmul_flops_per_s;
 }
 
-static void order_results(ps_profile *p) {
+static void order_results(const sweep *s) {
+    ps_profile *p = s->p;
+    if (s->c->ops->describe_timer && p->gpu.name[0])
+        s->c->ops->describe_timer(s->c->rig, &p->gpu);
     qsort(p->points, p->n_points, sizeof *p->points, by_point);
     qsort(p->dram, p->n_dram, sizeof *p->dram, by_threads);
     qsort(p->gpu.copies, p->gpu.n_copies, sizeof *p->gpu.copies, by_copy);
@@ -464,7 +472,7 @@ ps_status ps_sweep_run(const ps_sweep_config *config, ps_sweep_result *out, ps_e
         }
         const uint64_t now = config->ops->now_ns(config->rig);
         if (config->save && (double)(now - s.saved_ns) * 1e-9 >= config->save_every_s) {
-            order_results(s.p);
+            order_results(&s);
             free(s.p->note);
             st = write_note(&s, err);
             if (st != PS_OK)
@@ -476,7 +484,7 @@ ps_status ps_sweep_run(const ps_sweep_config *config, ps_sweep_result *out, ps_e
         }
     }
     probe_clock(&s);
-    order_results(s.p);
+    order_results(&s);
     free(s.p->note);
     st = write_note(&s, err);
     s.p->complete = st == PS_OK && !out->stopped;

@@ -21,7 +21,7 @@ typedef struct ps_names {
 extern const ps_names ps_names_op, ps_names_dtype, ps_names_fmt, ps_names_device, ps_names_value,
     ps_names_shard_kind, ps_names_role, ps_names_queue, ps_names_space, ps_names_placement, ps_names_rows,
     ps_names_loop, ps_names_stop, ps_names_beside, ps_names_trace_source, ps_names_when, ps_names_part,
-    ps_names_host_kind, ps_names_bus;
+    ps_names_host_kind, ps_names_bus, ps_names_timer;
 
 /* Value of a name, or names->count. */
 uint32_t ps_names_find(const ps_names *names, const char *text);

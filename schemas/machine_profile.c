@@ -192,6 +192,7 @@ void ps_profile_free(ps_profile *profile) {
     free(profile->note);
     free(profile->gpu.copies);
     free(profile->gpu.together);
+    free(profile->gpu.checks);
     free(profile);
 }
 

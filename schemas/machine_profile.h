@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { PS_PROFILE_VERSION = 2, PS_PROFILE_MAX_BYTES = 4 << 20 };
+enum { PS_PROFILE_VERSION = 3, PS_PROFILE_MAX_BYTES = 4 << 20 };
 
 /* One measured quantity. X(NAME, "name"): why sampling stopped. */
 #define PS_STOP_LIST(X)                                                                                      \
@@ -119,19 +119,40 @@ typedef struct ps_profile_together {
 
 /* Quantities of a GPU that stand alone, each a ps_stat of ps_profile_gpu, in the order of the document.
  * M(member, NAME, "label", UNIT): measured by itself, PS_MEASURE_NAME; D(...): the best of its kernels' points. */
-#define PS_GPU_STAT_LIST(M, D)                                                                               \
-    M(hbm_read_bytes_per_s, HBM, "memory", BYTES_PER_S)                                                      \
-    D(matmul_flops_per_s, MATMUL, "products, best", FLOPS)                                                   \
-    D(attention_flops_per_s, ATTENTION, "attention, best", FLOPS)                                            \
-    M(launch_s, LAUNCH, "launch of a kernel", SECONDS)                                                       \
-    M(graph_node_s, GRAPH_NODE, "kernel in a graph", SECONDS)                                                \
-    M(graph_launch_s, GRAPH_LAUNCH, "launch of a graph", SECONDS)                                            \
-    M(event_wait_s, EVENT_WAIT, "wait for an event", SECONDS)                                                \
-    M(to_cpu_s, TO_CPU, "hand-over to the CPU", SECONDS)                                                     \
-    M(to_gpu_s, TO_GPU, "hand-over to the GPU", SECONDS)                                                     \
-    M(lock_bytes_per_s, LOCK, "page-locking", BYTES_PER_S)                                                   \
-    M(map_s, MAP, "mapping 16 MiB", SECONDS)                                                                 \
-    M(unmap_s, UNMAP, "releasing 16 MiB", SECONDS)
+#define PS_GPU_STAT_LIST(M, D)                                                                                \
+    M(hbm_read_bytes_per_s, HBM, "memory", BYTES_PER_S)                                                       \
+    D(matmul_flops_per_s, MATMUL, "products, best", FLOPS)                                                    \
+    D(attention_flops_per_s, ATTENTION, "attention, best", FLOPS)                                             \
+    M(launch_s, LAUNCH, "launch of a kernel", SECONDS)                                                        \
+    M(graph_node_s, GRAPH_NODE, "kernel in a graph", SECONDS)                                                 \
+    M(graph_launch_s, GRAPH_LAUNCH, "launch of a graph", SECONDS)                                             \
+    M(event_wait_s, EVENT_WAIT, "wait for an event", SECONDS)                                                 \
+    M(to_cpu_s, TO_CPU, "hand-over to the CPU", SECONDS)                                                      \
+    M(to_gpu_s, TO_GPU, "hand-over to the GPU", SECONDS)                                                      \
+    M(lock_bytes_per_s, LOCK, "page-locking", BYTES_PER_S)                                                    \
+    M(map_s, MAP, "mapping 16 MiB", SECONDS)                                                                  \
+    M(unmap_s, UNMAP, "releasing 16 MiB", SECONDS)                                                            \
+    /* From here on left out where they were not measured. Level: bytes mapped, filled and released again. */ \
+    M(event_record_s, EVENT_RECORD, "record of an event", SECONDS)                                            \
+    M(level_bytes_per_s, LEVEL, "change of level", BYTES_PER_S)
+
+/* What tells the time of kernels and copies on the GPU. X(NAME, "name") */
+#define PS_TIMER_LIST(X)                                                                                     \
+    X(EVENTS, "events") /* CUDA events around a run of calls */                                              \
+    X(CUPTI, "cupti")   /* start and end of each, as CUPTI recorded them */
+typedef enum ps_timer {
+#define PS_TIMER_ENUM(name, text) PS_TIMER_##name,
+    PS_TIMER_LIST(PS_TIMER_ENUM)
+#undef PS_TIMER_ENUM
+        PS_TIMER_COUNT
+} ps_timer;
+
+/* Both timers on the same points of one kernel, those over 20 us: time by CUPTI / time by events - 1. */
+typedef struct ps_profile_check {
+    uint32_t kernel;                /* catalogue id; 0: copies over the bus */
+    uint32_t n;                     /* points */
+    double median_frac, worst_frac; /* signed; worst: the one furthest from 0 */
+} ps_profile_check;
 
 typedef struct ps_profile_gpu {
     char name[96], uuid[48], driver[32]; /* name "" : no GPU, all else 0 */
@@ -139,8 +160,12 @@ typedef struct ps_profile_gpu {
     uint64_t vram_bytes, l2_bytes;
     uint32_t pcie_gen, pcie_width; /* under load */
     uint64_t base_bytes; /* by the meter: context, modules and cuBLAS, without any allocation of ours */
-    char meter[32];      /* how it was read: ps_meter_name */
-    bool cupti;          /* GPU times from CUPTI records; otherwise from CUDA events */
+    /* Its parts in the order in which they come; their sum, or all 0 where they are not known apart. */
+    uint64_t context_bytes, modules_bytes, blas_bytes;
+    char meter[32];         /* how it was read: ps_meter_name */
+    ps_timer timer;         /* of kernels' points and of copies of 1 MiB and more */
+    char timer_reason[160]; /* EVENTS: why not CUPTI; "" otherwise */
+    double timer_gap_s;     /* CUPTI: between kernels of a graph, part of every kernel's time; else 0 */
     /* Best rates are of f16 kernels; hand-over: end of a kernel to the CPU's next instruction, and back. */
 #define PS_GPU_STAT_MEMBER(member, name, label, unit) ps_stat member;
     PS_GPU_STAT_LIST(PS_GPU_STAT_MEMBER, PS_GPU_STAT_MEMBER)
@@ -149,6 +174,8 @@ typedef struct ps_profile_gpu {
     ps_profile_copy *copies;
     uint32_t n_together;
     ps_profile_together *together;
+    uint32_t n_checks;
+    ps_profile_check *checks; /* ascending kernel; none without CUPTI */
 } ps_profile_gpu;
 
 /* The table of PS_GPU_STAT_LIST as data. */

@@ -23,6 +23,7 @@ static const char *const when_names[] = {PS_WHEN_LIST(NAME_ROW)};
 static const char *const part_names[] = {PS_MOE_PART_LIST(NAME_ROW)};
 static const char *const host_kind_names[] = {PS_HOST_KIND_LIST(NAME_ROW)};
 static const char *const bus_names[] = {PS_BUS_LIST(NAME_ROW)};
+static const char *const timer_names[] = {PS_TIMER_LIST(NAME_ROW)};
 static const char *const source_names[PS_TRACE_SOURCE_COUNT] = {"simulated", "measured"};
 #undef NAME_ROW
 
@@ -41,6 +42,7 @@ NAME_OF(name_of_when, when_names)
 NAME_OF(name_of_part, part_names)
 NAME_OF(name_of_host_kind, host_kind_names)
 NAME_OF(name_of_bus, bus_names)
+NAME_OF(name_of_timer, timer_names)
 NAME_OF(name_of_source, source_names)
 #undef NAME_OF
 
@@ -91,6 +93,7 @@ const ps_names ps_names_when = {"time in the loop", PS_WHEN_COUNT, name_of_when}
 const ps_names ps_names_part = {"part of the experts", PS_MOE_PART_COUNT, name_of_part};
 const ps_names ps_names_host_kind = {"kind of host memory", PS_HOST_KIND_COUNT, name_of_host_kind};
 const ps_names ps_names_bus = {"way over the bus", PS_BUS_COUNT, name_of_bus};
+const ps_names ps_names_timer = {"timer", PS_TIMER_COUNT, name_of_timer};
 const ps_names ps_names_trace_source = {"source", PS_TRACE_SOURCE_COUNT, name_of_source};
 
 const char *ps_stop_name(ps_stop stop) {

@@ -32,7 +32,11 @@ static inline void pf_add_gpu(ps_profile *p) {
                           .pcie_width = 8,
                           .base_bytes = 400 << 20,
                           .meter = "emulated",
-                          .cupti = true};
+                          .context_bytes = 300 << 20,
+                          .modules_bytes = 20 << 20,
+                          .blas_bytes = 80 << 20,
+                          .timer = PS_TIMER_CUPTI,
+                          .timer_gap_s = 9e-7};
     g->hbm_read_bytes_per_s = pf_stat(2.5e11);
     g->matmul_flops_per_s = pf_stat(6e13);
     g->attention_flops_per_s = pf_stat(3e13);
@@ -45,12 +49,17 @@ static inline void pf_add_gpu(ps_profile *p) {
     g->lock_bytes_per_s = pf_stat(3e10);
     g->map_s = pf_stat(7e-5);
     g->unmap_s = pf_stat(3e-5);
+    g->event_record_s = pf_stat(1e-6);
+    g->level_bytes_per_s = pf_stat(9e9);
     g->n_copies = 2;
     g->n_together = 3;
     g->copies = calloc(g->n_copies, sizeof *g->copies);
     g->together = calloc(g->n_together, sizeof *g->together);
-    if (g->copies == NULL || g->together == NULL)
+    g->n_checks = 1;
+    g->checks = calloc(g->n_checks, sizeof *g->checks);
+    if (g->copies == NULL || g->together == NULL || g->checks == NULL)
         abort();
+    g->checks[0] = (ps_profile_check){0, 7, -0.0125, 0.03};
     g->copies[0] = (ps_profile_copy){PS_BUS_H2D, PS_HOST_KIND_PINNED, 16 << 20, pf_stat(1.3e10)};
     g->copies[1] = (ps_profile_copy){PS_BUS_D2H, PS_HOST_KIND_PINNED, 16 << 20, pf_stat(1.31e10)};
     for (uint32_t i = 0; i < g->n_together; i++)

@@ -130,6 +130,9 @@ void psplan_table(const psplan_view *v, ps_text *t) {
                    v->model->n_layers, w);
     ps_text_printf(t, "%s%s\n", v->profile->topology.cpu_model,
                    v->profile->synthetic ? " (synthetic profile)" : "");
+    if (v->profile->gpu.name[0])
+        ps_text_printf(t, "%s, times measured by %s\n", v->profile->gpu.name,
+                       v->profile->gpu.timer == PS_TIMER_CUPTI ? "CUPTI" : "CUDA events");
     for (uint32_t i = 0; i < v->plan->n_levels; i++)
         level_table(v, &v->plan->levels[i], t);
     ps_text_printf(t,

@@ -29,6 +29,9 @@ static const ps_option options[] = {
     {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Use at most N threads; default all that are allowed."},
     {"device", 'd', PS_OPT_TEXT, "NAME", "auto", 0, 0,
      "GPU to measure: auto (one, if there is one), none, cuda, or emulated (for tests); null with --null."},
+    {"timer", 0, PS_OPT_TEXT, "NAME", "auto", 0, 0,
+     "What tells the GPU's time: auto (CUPTI, or events where it cannot be had), cupti, events."},
+    {"cupti", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0, "The CUPTI library, where it is not found by itself."},
     {"time", 0, PS_OPT_F64, "SECONDS", NULL, 1, 86400, "Time to spend at most, instead of the mode's own."},
     {"fresh", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Start anew even if an interrupted run left something."},
     {"null", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Measure a made-up machine: for tests, takes no time."},
@@ -246,6 +249,26 @@ static ps_status null_device(const char *name, bool *out_gpu, ps_error *err) {
                         "with --null only none (or auto) and null, a made-up GPU, not \"%.40s\"", name);
 }
 
+static ps_status choose_timer(const char *name, ps_gpu_timer_choice *out, ps_error *err) {
+    *out = strcmp(name, "cupti") == 0    ? PS_GPU_TIMER_CUPTI
+           : strcmp(name, "events") == 0 ? PS_GPU_TIMER_EVENTS
+                                         : PS_GPU_TIMER_AUTO;
+    return *out != PS_GPU_TIMER_AUTO || strcmp(name, "auto") == 0
+               ? PS_OK
+               : ps_error_set(err, PS_E_USAGE, "--timer", "\"%.40s\" is none of auto, cupti, events", name);
+}
+
+/* Where people say that CUDA is; NULL: nowhere. */
+static const char *cuda_home(void) {
+    static const char *const names[] = {"CUDA_HOME", "CUDA_PATH"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *home = getenv(names[i]);
+        if (home && *home)
+            return home;
+    }
+    return access("/usr/local/cuda", F_OK) == 0 ? "/usr/local/cuda" : NULL;
+}
+
 static const ps_opt_value *option(const ps_opt_value *values, const char *name) {
     return ps_options_get(&command, values, name);
 }
@@ -289,7 +312,10 @@ int ps_tune_measure(int argc, char **argv) {
         config.limit_s = option(values, "time")->f64;
     now_text(created, sizeof created);
 
-    ps_status st = choose_output(&r, option(values, "output")->text, &err);
+    ps_gpu_timer_choice timer = PS_GPU_TIMER_AUTO;
+    ps_status st = choose_timer(option(values, "timer")->text, &timer, &err);
+    if (st == PS_OK)
+        st = choose_output(&r, option(values, "output")->text, &err);
     if (st == PS_OK && (ps_file_is_same(r.output, model_path) || ps_file_is_same(r.partial, model_path)))
         st = ps_error_set(&err, PS_E_USAGE, model_path,
                           "is the model; writing the profile there would destroy it");
@@ -351,7 +377,10 @@ int ps_tune_measure(int argc, char **argv) {
                                   .model = model,
                                   .device = device,
                                   .cpu_ops = config.ops,
-                                  .cpu_rig = config.rig};
+                                  .cpu_rig = config.rig,
+                                  .timer = timer,
+                                  .cupti_library = option(values, "cupti")->text,
+                                  .cuda_home = cuda_home()};
         st = ps_gpu_rig_new(&gc, &gpu, &err);
         config.ops = ps_device_get_info(device)->emulated ? &ps_gpu_rig_emulated_ops : &ps_gpu_rig_ops;
         config.rig = gpu;

@@ -1,4 +1,5 @@
 /* pstune show: a profile as tables or JSON. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,6 +64,30 @@ static const char *size_text(uint64_t bytes, char buf[24]) {
     return buf;
 }
 
+/* How the times of kernels and copies were taken, and how far the two ways are apart. */
+static void print_timer(const ps_profile_gpu *g) {
+    if (g->timer == PS_TIMER_CUPTI)
+        printf("          times by CUPTI, %.0f ns between kernels of a graph", g->timer_gap_s * 1e9);
+    else
+        printf("          times by CUDA events%s%s", g->timer_reason[0] ? ": " : "", g->timer_reason);
+    double worst = 0, least = 0, most = 0;
+    uint32_t n = 0, within = 0;
+    for (uint32_t i = 0; i < g->n_checks; i++) {
+        const ps_profile_check *c = &g->checks[i];
+        n += c->n;
+        within += fabs(c->median_frac) <= 0.05;
+        least = i == 0 || c->median_frac < least ? c->median_frac : least;
+        most = i == 0 || c->median_frac > most ? c->median_frac : most;
+        worst = fabs(c->worst_frac) > fabs(worst) ? c->worst_frac : worst;
+    }
+    printf("\n");
+    if (n)
+        printf("          CUPTI against events, %u points over 20 us: %+.1f%% to %+.1f%% by kernel, %u of %u "
+               "within 5%%, worst "
+               "point %+.1f%%\n",
+               n, 100 * least, 100 * most, within, g->n_checks, 100 * worst);
+}
+
 static void print_gpu(const ps_profile_gpu *g) {
     char t[24];
     if (!g->name[0])
@@ -76,6 +101,11 @@ static void print_gpu(const ps_profile_gpu *g) {
     if (g->pcie_gen)
         printf("PCIe %u x%u, ", g->pcie_gen, g->pcie_width);
     printf("%.1f MiB taken before any weight (meter: %s)\n", (double)g->base_bytes / (1 << 20), g->meter);
+    if (g->context_bytes)
+        printf("          of that %.1f MiB context, %.1f MiB kernels, %.1f MiB cuBLAS\n",
+               (double)g->context_bytes / (1 << 20), (double)g->modules_bytes / (1 << 20),
+               (double)g->blas_bytes / (1 << 20));
+    print_timer(g);
     for (uint32_t i = 0; i < PS_GPU_STAT_COUNT; i++) {
         const ps_stat *s = ps_gpu_stat(g, i);
         if (s->n == 0)
@@ -185,7 +215,22 @@ static void json_gpu(ps_json *j, const ps_profile_gpu *g) {
     ps_json_u64(j, "pcie_width", g->pcie_width);
     ps_json_u64(j, "base_bytes", g->base_bytes);
     ps_json_str(j, "meter", g->meter);
-    ps_json_bool(j, "cupti", g->cupti);
+    ps_json_u64(j, "context_bytes", g->context_bytes);
+    ps_json_u64(j, "modules_bytes", g->modules_bytes);
+    ps_json_u64(j, "blas_bytes", g->blas_bytes);
+    ps_json_str(j, "timer", g->timer == PS_TIMER_CUPTI ? "cupti" : "events");
+    ps_json_str(j, "timer_reason", g->timer_reason);
+    ps_json_f64(j, "timer_gap_s", g->timer_gap_s);
+    ps_json_array(j, "timer_checks");
+    for (uint32_t i = 0; i < g->n_checks; i++) {
+        ps_json_object(j, NULL);
+        ps_json_u64(j, "kernel", g->checks[i].kernel);
+        ps_json_u64(j, "n", g->checks[i].n);
+        ps_json_f64(j, "median_frac", g->checks[i].median_frac);
+        ps_json_f64(j, "worst_frac", g->checks[i].worst_frac);
+        ps_json_close(j);
+    }
+    ps_json_close(j);
     for (uint32_t i = 0; i < PS_GPU_STAT_COUNT; i++)
         json_stat(j, ps_gpu_stat_rows[i].key, ps_gpu_stat(g, i));
     ps_json_array(j, "copies");

@@ -21,12 +21,15 @@ p = json.load(open(sys.argv[1]))
 g = p["gpu"]
 assert p["complete"] and p["synthetic"] and g["name"] == "emulated", g
 assert g["base_bytes"] == 64 << 20 and g["vram_bytes"] == 8 << 30 and g["meter"] == "emulated", g
-assert all(g[k]["median"] > 0 for k in ("hbm_read_bytes_per_s", "launch_s", "graph_launch_s", "to_cpu_s", "to_gpu_s", "map_s")), g
+assert g["timer"] == "events" and "emulated" in g["timer_reason"] and not g["timer_checks"], g
+assert g["context_bytes"] + g["modules_bytes"] + g["blas_bytes"] == g["base_bytes"], g
+assert all(g[k]["median"] > 0 for k in ("hbm_read_bytes_per_s", "launch_s", "graph_launch_s", "to_cpu_s", "to_gpu_s", "map_s", "event_record_s", "level_bytes_per_s")), g
 assert {(c["bus"], c["kind"]) for c in g["copies"]} >= {("h2d", "pinned"), ("d2h", "pinned"), ("direct", "pinned")}, g["copies"]
 assert all(t["bus_bytes_per_s"]["median"] > 0 and t["dram_bytes_per_s"]["median"] > 0 for t in g["together"]) and g["together"], g
 P
   must "$bin/pstune" show "$dir/profile.yaml"
   grep -q '^GPU  *emulated' "$dir/log" || fail "show has no GPU"
+  grep -q 'times by CUDA events: emulated: ' "$dir/log" || fail "show does not say how times were taken"
   must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --budget host --output "$dir/host.yaml" "$m"
   "$bin/psrun" --quiet --plan "$dir/host.yaml" --raw -m 'Hello there' -n 8 "$m" >"$dir/host" || fail "$preset on the CPU"
   [ "$(wc -c <"$dir/host")" -gt 8 ] || fail "$preset: no tokens"

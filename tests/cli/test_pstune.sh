@@ -35,6 +35,9 @@ expect 64 "no-such" "$pstune" --no-such-option
 expect 64 "threads" "$pstune" --null --threads 99999 -o "$dir/x.yaml"
 expect 64 "threads" "$pstune" --null --threads 0 -o "$dir/x.yaml"
 expect 64 "time" "$pstune" --null --time 0 -o "$dir/x.yaml"
+expect 64 "none of auto, cupti, events" "$pstune" --null --timer clock -o "$dir/x.yaml"
+expect 69 "no emulated device" "$pstune" --quick --device emulated --timer cupti -o "$dir/x.yaml"
+expect 69 "cannot be opened" "$pstune" --quick --device emulated --timer cupti --cupti "$dir/libcupti.so" -o "$dir/x.yaml"
 expect 64 "" "$pstune" surplus
 expect 64 "device.*cuda" "$pstune" --null --device cuda -o "$dir/x.yaml"
 expect 64 "device.*emulated" "$pstune" --null --device emulated -o "$dir/x.yaml"

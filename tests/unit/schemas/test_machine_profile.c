@@ -96,8 +96,8 @@ static const struct {
     const char *from, *to, *error;
     ps_status status;
 } changes[] = {
-    {"pinstripe-profile: 2", "pinstripe-profile: 3",
-     "p.yaml: pinstripe-profile: profile version 3, this program reads version 2 (line 2, column 20)",
+    {"pinstripe-profile: 3", "pinstripe-profile: 2",
+     "p.yaml: pinstripe-profile: profile version 2, this program reads version 3 (line 2, column 20)",
      PS_E_UNSUPPORTED},
     {"tool:", "tol:", "p.yaml: unknown key \"tol\" (line 3, column 1)", PS_E_DATA},
     {"mode: \"default\"\n", "", "p.yaml: key \"mode\" is missing (line 2, column 1)", PS_E_DATA},

@@ -24,8 +24,10 @@ enum {
     SAMPLE_NS = 150000,
     MAX_CALLS = 1024, /* in one sample */
     MAX_PHASES = 8,
-    BARRIERS = 1000,
+    BARRIERS = 200, /* where others need the CPUs each may cost a time slice */
     WAKES = 4,
+    PROBES = 3,
+    PROBE_ROUNDS = 10000, /* about 30 us */
     DRAM_CHUNK = 1 << 18,
     DRAM_CHUNKS_PER_THREAD = 64, /* in one sample: 16 MB per thread */
 };
@@ -35,6 +37,7 @@ enum {
 typedef struct thread_note {
     _Alignas(128) uint64_t preempted;
     uint64_t sum; /* keeps reads alive */
+    uint64_t probe_ns;
 } thread_note;
 
 struct ps_cpu_rig {
@@ -397,20 +400,42 @@ static void cpu_finish(void *rig) {
     r->free_cpus = NULL;
 }
 
-/* A chain of dependent multiplications: its time is cycles over clock. */
-static double cpu_clock_probe(void *rig) {
-    ps_cpu_rig *r = rig;
+/* Chains of multiplications side by side: their time is cycles over clock, and more where somebody shares the core. */
+static void probe_job(void *ctx, uint32_t thread) {
+    ps_cpu_rig *r = ctx;
     uint64_t best = UINT64_MAX;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < PROBES; k++) {
         const uint64_t t0 = ps_clock_ns();
-        uint64_t x = t0 | 1;
-        for (int i = 0; i < 500000; i++)
-            x = x * 0x9e3779b97f4a7c15u + 1;
-        r->notes[0].sum = x;
+        uint64_t x[8];
+        for (uint64_t c = 0; c < 8; c++)
+            x[c] = t0 + c;
+        for (int i = 0; i < PROBE_ROUNDS; i++)
+            for (int c = 0; c < 8; c++)
+                x[c] = x[c] * 0x9e3779b97f4a7c15u + 1;
+        for (int c = 0; c < 8; c++)
+            r->notes[thread].sum += x[c];
         const uint64_t t = ps_clock_ns() - t0;
         best = t < best ? t : best;
     }
-    return (double)best * 1e-9;
+    r->notes[thread].probe_ns = best;
+}
+
+/* On all threads at once: the slowest of them, each at its best. */
+static double cpu_clock_probe(void *rig) {
+    ps_cpu_rig *r = rig;
+    uint32_t n = r->machine->n_allowed;
+    ps_pool *before = r->pool;
+    if (need_pool(r, n, NULL) == PS_OK) {
+        ps_pool_run(r->pool, probe_job, r);
+    } else { /* a machine that is short of threads says so when one is needed */
+        n = 1;
+        probe_job(r, 0);
+    }
+    r->pool = before;
+    uint64_t slowest = 0;
+    for (uint32_t t = 0; t < n; t++)
+        slowest = r->notes[t].probe_ns > slowest ? r->notes[t].probe_ns : slowest;
+    return (double)slowest * 1e-9;
 }
 
 static uint64_t cpu_now(void *rig) {

@@ -123,7 +123,12 @@ static void gpu_describe(void *rig, ps_profile_topology *out, uint8_t machine_ha
 }
 
 static void gpu_describe_gpu(void *rig, ps_profile_gpu *out) {
-    *out = ((ps_gpu_rig *)rig)->info;
+    ps_gpu_rig *r = rig;
+    ps_device_link link;
+    ps_device_read_link(r->device, &link);
+    r->info.pcie_gen = link.gen;
+    r->info.pcie_width = link.width;
+    *out = r->info;
 }
 
 static void gpu_describe_timer(void *rig, ps_profile_gpu *out) {
@@ -200,9 +205,7 @@ ps_status ps_gpu_rig_new(const ps_gpu_config *c, ps_gpu_rig **out, ps_error *err
                                .cc_minor = d->cc_minor,
                                .n_multiprocessors = d->n_multiprocessors ? d->n_multiprocessors : 1,
                                .vram_bytes = d->vram_bytes,
-                               .l2_bytes = d->l2_bytes,
-                               .pcie_gen = d->pcie_gen,
-                               .pcie_width = d->pcie_width};
+                               .l2_bytes = d->l2_bytes};
     snprintf(r->info.name, sizeof r->info.name, "%s", d->name);
     snprintf(r->info.uuid, sizeof r->info.uuid, "%s", d->uuid);
     snprintf(r->info.driver, sizeof r->info.driver, "%s", d->driver);

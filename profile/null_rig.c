@@ -20,7 +20,7 @@ static const double sample_least_s = 200e-6, prepare_s = 1e-3;
 struct ps_null_rig {
     ps_null_config config;
     const ps_task *task;
-    uint64_t rng, now_ns, n_samples;
+    uint64_t rng, now_ns, n_samples, n_prepares;
 };
 
 static uint64_t next_u64(uint64_t *state) { /* splitmix64 */
@@ -191,19 +191,29 @@ static ps_status null_prepare(void *rig, const ps_task *task, ps_error *err) {
     ps_null_rig *r = rig;
     r->task = task;
     r->now_ns += (uint64_t)(prepare_s * 1e9);
-    /* The noise of a task depends on the task alone, not on what was measured before. */
+    /* The noise of a task depends on the task and on when it is visited. */
     uint8_t h[PS_HASH_BYTES];
     ps_profile_point key = task->point;
     memset(&key.time_s, 0, sizeof key.time_s);
     char text[256];
     const int n =
-        snprintf(text, sizeof text, "%u|%u|%llu|%llu|%u|%llu|%u|%u|%u|%llu|%u|%u|%llu", task->measure,
+        snprintf(text, sizeof text, "%u|%u|%llu|%llu|%u|%llu|%u|%u|%u|%llu|%u|%u|%llu|%llu", task->measure,
                  key.kernel, (unsigned long long)key.rows, (unsigned long long)key.cols, key.heads_kv,
                  (unsigned long long)key.kv_len, key.n_tokens, key.n_threads, key.beside,
-                 (unsigned long long)r->config.seed, task->bus, task->kind, (unsigned long long)task->bytes);
+                 (unsigned long long)r->config.seed, task->bus, task->kind, (unsigned long long)task->bytes,
+                 (unsigned long long)r->n_prepares++);
     ps_hash_bytes(text, (uint64_t)n, h);
     memcpy(&r->rng, h, sizeof r->rng);
     return PS_OK;
+}
+
+/* How many times slower everything is at this moment. */
+static double busy(const ps_null_rig *r) {
+    const ps_null_config *c = &r->config;
+    if (!(c->busy_period_s > 0))
+        return 1;
+    return fmod((double)r->now_ns * 1e-9, c->busy_period_s) < c->busy_frac * c->busy_period_s ? c->busy_times
+                                                                                              : 1;
 }
 
 static ps_status null_sample(void *rig, ps_rig_sample *out, ps_error *err) {
@@ -214,7 +224,7 @@ static ps_status null_sample(void *rig, ps_rig_sample *out, ps_error *err) {
     r->n_samples++;
     double beside;
     const double truth = ps_null_truth(r, r->task, &beside);
-    double factor = exp(r->config.noise_frac * next_normal(&r->rng));
+    double factor = busy(r) * exp(r->config.noise_frac * next_normal(&r->rng));
     const double u = next_unit(&r->rng);
     if (u < r->config.outlier_frac) {
         factor *= 1.5 + 3.5 * next_unit(&r->rng);
@@ -239,8 +249,8 @@ static void null_finish(void *rig) {
 
 static double null_clock_probe(void *rig) {
     ps_null_rig *r = rig;
-    r->now_ns += 1000000;
-    return 1e-3;
+    r->now_ns += 200000;
+    return 1e-4 * (r->config.busy_clock ? busy(r) : 1);
 }
 
 static uint64_t null_now(void *rig) {

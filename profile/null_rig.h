@@ -17,7 +17,11 @@ typedef struct ps_null_config {
     double disturbed_frac;         /* share that is 1.2 to 3 times too long and known to be disturbed */
     const ps_kernel_spec *kernels; /* borrowed */
     uint32_t n_kernels;
-    bool gpu;            /* a made-up GPU as well */
+    bool gpu; /* a made-up GPU as well */
+    /* Other work on the machine: for busy_frac of every busy_period_s all takes busy_times as long, which no sample says, only
+     * the clock's probe where busy_clock is set. Period 0: never. */
+    double busy_period_s, busy_frac, busy_times;
+    bool busy_clock;
     uint64_t fail_after; /* samples until PS_E_OS, to test what then happens; 0: never */
 } ps_null_config;
 

@@ -63,7 +63,7 @@ typedef struct ps_rig_ops {
     /* The machine as the profile describes it, and its hash. */
     void (*describe)(void *rig, ps_profile_topology *out, uint8_t machine_hash[PS_HASH_BYTES]);
     /* Its GPU, without quantities and tables; NULL where rigs of this kind have none, name "" where this one has none. */
-    void (*describe_gpu)(void *rig, ps_profile_gpu *out);
+    void (*describe_gpu)(void *rig, ps_profile_gpu *out); /* its link as it is now */
     /* How the GPU's times were taken so far: timer, reason, gap, and rows of checks, of which there is room for one per kernel
      * and one more; those that are there are kept or replaced. NULL: as describe_gpu said. */
     void (*describe_timer)(void *rig, ps_profile_gpu *out);

@@ -1,7 +1,8 @@
 /* The sweep over all tasks. */
 #include "profile/sweep.h"
 
-#include "profile/grid.h"
+#include "profile/sweep_internal.h"
+#include "profile/visits.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -16,7 +17,9 @@ static const struct {
 #undef MEASURE_ROW
 };
 
-enum { MIN_SAMPLES = 5, WARM_CALLS = 1 };
+enum { MIN_SAMPLES = 5, FEWEST_SAMPLES = 3, WARM_CALLS = 1, LIMIT_EVERY = 32 };
+/* By when a round of visits is to be over, as a share of the time that was left at its beginning. */
+static const double round_frac[PS_VISITS] = {0.45, 0.55, 0.4, 0.8, 1, 1};
 
 /* A task in the order it is done. */
 typedef struct item {
@@ -25,7 +28,8 @@ typedef struct item {
     int cost_class;  /* decade of the guessed cost; one class for all essential ones */
     uint32_t kernel; /* index into the catalogue */
     ps_dtype wtype;
-    bool done;
+    bool resumed;
+    ps_visits visits;
 } item;
 
 typedef struct sweep {
@@ -35,55 +39,47 @@ typedef struct sweep {
     item *items;
     double *scale; /* [n_kernels] time of the last task over its guess; 0: none yet */
     double all_scale;
+    bool *seen; /* [n_kernels] kernels that were prepared before */
+    double prepare_s
+        [2][2];     /* what preparing takes: of a kernel seen before or not, of the same weights or others */
+    ps_dtype wtype; /* of the last task */
     ps_series *series, *beside; /* beside: of TOGETHER, the reads' side */
     uint64_t start_ns, saved_ns;
-    uint32_t left; /* tasks to do */
-    double probe_min_s, probe_max_s;
+    uint32_t left; /* tasks to visit in this round */
+    uint32_t n_visits;
+    double *probes; /* [room_probes] of the clock, and as much room again for sorting */
+    uint32_t n_probes, room_probes;
+    double clock_limit_s;
 } sweep;
+
+/* Before anything is known: a new kernel is held against the reference, other weights are made. */
+static const double first_prepare_s[2][2] = {{2e-3, 50e-3}, {20e-3, 100e-3}};
 
 static double elapsed_s(const sweep *s) {
     return (double)(s->c->ops->now_ns(s->c->rig) - s->start_ns) * 1e-9;
 }
 
+#define BY(a, b)                                                                                             \
+    if ((a) != (b))                                                                                          \
+    return (a) < (b) ? -1 : 1
+
 static int by_order(const void *a, const void *b) {
     const item *x = a, *y = b;
-    if (x->rank != y->rank)
-        return x->rank < y->rank ? -1 : 1;
-    if (x->task->measure != y->task->measure)
-        return x->task->measure > y->task->measure ? -1 : 1;
-    if (x->task->essential != y->task->essential)
-        return x->task->essential ? -1 : 1;
-    if (x->wtype != y->wtype) /* operands are made anew for each type */
-        return x->wtype < y->wtype ? -1 : 1;
-    if (x->cost_class != y->cost_class)
-        return x->cost_class < y->cost_class ? -1 : 1;
-    if (x->kernel != y->kernel)
-        return x->kernel < y->kernel ? -1 : 1;
-    if (x->task->cost_s != y->task->cost_s)
-        return x->task->cost_s < y->task->cost_s ? -1 : 1;
-    return x->task < y->task ? -1 : x->task > y->task;
-}
-
-#define BY(field)                                                                                            \
-    if (x->field != y->field)                                                                                \
-    return x->field < y->field ? -1 : 1
-
-static int by_point(const void *a, const void *b) {
-    const ps_profile_point *x = a, *y = b;
-    BY(kernel);
-    BY(beside);
-    BY(n_threads);
-    BY(n_tokens);
-    BY(heads_kv);
-    BY(cols);
-    BY(rows);
-    BY(kv_len);
-    return 0;
-}
-
-static int by_threads(const void *a, const void *b) {
-    const ps_profile_dram *x = a, *y = b;
-    BY(n_threads);
+    const ps_profile_point *p = &x->task->point, *q = &y->task->point;
+    BY(x->rank, y->rank);
+    BY(y->task->measure, x->task->measure);
+    BY(y->task->essential, x->task->essential);
+    BY(x->wtype, y->wtype); /* operands are made anew for each type */
+    BY(x->cost_class, y->cost_class);
+    BY(x->kernel, y->kernel);
+    BY(x->task->cost_s, y->task->cost_s);
+    /* The same alone and beside something: one after the other, in turn in every round. */
+    BY(p->rows, q->rows);
+    BY(p->cols, q->cols);
+    BY(p->n_tokens, q->n_tokens);
+    BY(p->n_threads, q->n_threads);
+    BY(p->beside, q->beside);
+    BY(x->task, y->task);
     return 0;
 }
 
@@ -102,7 +98,10 @@ static ps_status start(sweep *s, ps_error *err) {
     s->scale = calloc(c->n_kernels + 1, sizeof *s->scale);
     s->series = calloc(1, sizeof *s->series);
     s->beside = calloc(1, sizeof *s->beside);
-    if (!p || !s->items || !s->scale || !s->series || !s->beside)
+    s->seen = calloc(c->n_kernels + 1, sizeof *s->seen);
+    s->room_probes = (c->n_tasks + 1) * (PS_VISITS + 1);
+    s->probes = malloc(2 * (uint64_t)s->room_probes * sizeof *s->probes);
+    if (!p || !s->items || !s->scale || !s->series || !s->beside || !s->seen || !s->probes)
         goto nomem;
     p->version = PS_PROFILE_VERSION;
     snprintf(p->tool, sizeof p->tool, "%s", c->tool);
@@ -141,6 +140,8 @@ static ps_status start(sweep *s, ps_error *err) {
             it->wtype = c->kernels[it->kernel].wtype;
         }
     }
+    for (int i = 0; i < 4; i++)
+        s->prepare_s[i / 2][i % 2] = first_prepare_s[i / 2][i % 2];
     qsort(s->items, c->n_tasks, sizeof *s->items, by_order);
     s->start_ns = s->saved_ns = c->ops->now_ns(c->rig);
     return PS_OK;
@@ -148,85 +149,56 @@ nomem:
     return ps_error_set(err, PS_E_NOMEM, "sweep", "no memory for %u tasks", c->n_tasks);
 }
 
-/* A quantity of the GPU that stands alone; NULL: the measure is another. */
-static ps_stat *gpu_slot(ps_profile_gpu *g, ps_measure m) {
-    switch (m) {
-#define MEASURED(member, name, label, unit)                                                                  \
-    case PS_MEASURE_##name:                                                                                  \
-        return &g->member;
-#define DERIVED(member, name, label, unit)
-        PS_GPU_STAT_LIST(MEASURED, DERIVED)
-#undef MEASURED
-#undef DERIVED
-    default:
-        return NULL;
+static bool is_rate(ps_measure m) {
+    return strcmp(measures[m].unit, "B/s") == 0;
+}
+
+static double as_time(double v, bool rate) {
+    return rate ? 1 / v : v;
+}
+
+/* Between times and what the profile holds. */
+static ps_stat converted(const ps_stat *from, bool rate) {
+    ps_stat to = *from;
+    if (from->n == 0)
+        return to;
+    to.median = as_time(from->median, rate);
+    to.q1 = as_time(rate ? from->q3 : from->q1, rate);
+    to.q3 = as_time(rate ? from->q1 : from->q3, rate);
+    return to;
+}
+
+static ps_stat stored(const ps_stat *times, bool rate) {
+    ps_stat to = converted(times, rate);
+    to.median = ps_sweep_stored(to.median);
+    to.q1 = fmin(ps_sweep_stored_quartile(to.q1), to.median);
+    to.q3 = fmax(ps_sweep_stored_quartile(to.q3), to.median);
+    return to;
+}
+
+/* The profile from all visits so far. */
+static void build(sweep *s) {
+    ps_sweep_clear(s->p);
+    s->out->n_noisy = 0;
+    for (uint32_t i = 0; i < s->c->n_tasks; i++) {
+        item *it = &s->items[i];
+        ps_slot to;
+        if (it->visits.n == 0 || !ps_slot_find(s->p, it->task, true, &to))
+            continue;
+        const ps_visit v = ps_visits_result(&it->visits, s->clock_limit_s);
+        *to.stat = stored(&v.stat, is_rate(it->task->measure));
+        if (to.other)
+            *to.other = stored(&v.other, true);
+        if (to.beside)
+            *to.beside = ps_sweep_stored(v.beside);
+        s->out->n_noisy += v.stat.noisy;
     }
+    if (s->c->ops->describe_timer && s->p->gpu.name[0])
+        s->c->ops->describe_timer(s->c->rig, &s->p->gpu);
+    ps_sweep_order(s->p);
 }
 
-static ps_profile_together *together_of(ps_profile_gpu *g, const ps_task *t, bool add) {
-    for (uint32_t i = 0; i < g->n_together; i++)
-        if (g->together[i].bus == t->bus && g->together[i].n_threads == t->point.n_threads)
-            return &g->together[i];
-    if (!add)
-        return NULL;
-    g->together[g->n_together] = (ps_profile_together){.bus = t->bus, .n_threads = t->point.n_threads};
-    return &g->together[g->n_together++];
-}
-
-static ps_stat *copy_slot(ps_profile_gpu *g, const ps_task *t, bool add) {
-    for (uint32_t i = 0; i < g->n_copies; i++)
-        if (g->copies[i].bus == t->bus && g->copies[i].kind == t->kind && g->copies[i].bytes == t->bytes)
-            return &g->copies[i].bw_bytes_per_s;
-    if (!add)
-        return NULL;
-    g->copies[g->n_copies] = (ps_profile_copy){.bus = t->bus, .kind = t->kind, .bytes = t->bytes};
-    return &g->copies[g->n_copies++].bw_bytes_per_s;
-}
-
-/* Where the result of a task goes, or is already. */
-static ps_stat *slot_of(ps_profile *p, const ps_task *t, bool add) {
-    ps_stat *of_gpu = gpu_slot(&p->gpu, t->measure);
-    if (of_gpu)
-        return of_gpu;
-    switch (t->measure) {
-    case PS_MEASURE_COPY:
-        return copy_slot(&p->gpu, t, add);
-    case PS_MEASURE_TOGETHER: {
-        ps_profile_together *both = together_of(&p->gpu, t, add);
-        return both ? &both->bus_bytes_per_s : NULL;
-    }
-    case PS_MEASURE_BARRIER:
-        return &p->barrier_s;
-    case PS_MEASURE_POOL_START:
-        return &p->pool_start_s;
-    case PS_MEASURE_DRAM:
-        for (uint32_t i = 0; i < p->n_dram; i++)
-            if (p->dram[i].n_threads == t->point.n_threads)
-                return &p->dram[i].bw_bytes_per_s;
-        if (!add)
-            return NULL;
-        p->dram[p->n_dram].n_threads = t->point.n_threads;
-        return &p->dram[p->n_dram++].bw_bytes_per_s;
-    default:
-        for (uint32_t i = 0; i < p->n_points; i++)
-            if (by_point(&p->points[i], &t->point) == 0)
-                return &p->points[i].time_s;
-        if (!add)
-            return NULL;
-        p->points[p->n_points] = t->point;
-        p->points[p->n_points].beside_bytes_per_s = 0;
-        return &p->points[p->n_points++].time_s;
-    }
-}
-
-/* Five digits are more than any measurement has, and keep a profile of 2,500 points small. */
-static double stored(double v) {
-    char text[32];
-    snprintf(text, sizeof text, "%.5g", v);
-    return strtod(text, NULL);
-}
-
-/* Take over what an interrupted run has measured of our tasks. */
+/* What an interrupted run has measured of our tasks counts as a visit. */
 static void take_over(sweep *s) {
     if (!s->c->resume)
         return;
@@ -238,30 +210,26 @@ static void take_over(sweep *s) {
     }
     for (uint32_t i = 0; i < s->c->n_tasks; i++) {
         item *it = &s->items[i];
-        const ps_stat *from = slot_of(&old, it->task, false);
-        if (!from || from->n == 0)
+        ps_slot from;
+        if (!ps_slot_find(&old, it->task, false, &from) || from.stat->n == 0)
             continue;
-        ps_stat *to = slot_of(s->p, it->task, true);
-        *to = *from;
-        if (it->task->measure == PS_MEASURE_TOGETHER)
-            together_of(&s->p->gpu, it->task, true)->dram_bytes_per_s =
-                together_of(&old.gpu, it->task, false)->dram_bytes_per_s;
-        if (it->task->measure == PS_MEASURE_KERNEL)
-            for (uint32_t k = 0; k < old.n_points; k++)
-                if (from == &old.points[k].time_s)
-                    s->p->points[s->p->n_points - 1].beside_bytes_per_s = old.points[k].beside_bytes_per_s;
-        it->done = true;
+        ps_visit v = {.stat = converted(from.stat, is_rate(it->task->measure)),
+                      .beside = from.beside ? *from.beside : 0};
+        if (from.other)
+            v.other = converted(from.other, true);
+        ps_visits_add(&it->visits, &v);
+        it->resumed = true;
         s->out->n_resumed++;
-        s->out->n_noisy += to->noisy;
     }
 }
 
-static void probe_clock(sweep *s) {
+static double probe_clock(sweep *s) {
     const double t = s->c->ops->clock_probe(s->c->rig);
-    if (s->probe_min_s == 0 || t < s->probe_min_s)
-        s->probe_min_s = t;
-    if (t > s->probe_max_s)
-        s->probe_max_s = t;
+    if (s->n_probes < s->room_probes)
+        s->probes[s->n_probes++] = t;
+    if (s->n_probes % LIMIT_EVERY == 1)
+        s->clock_limit_s = ps_clock_limit(s->probes, s->n_probes, s->probes + s->room_probes);
+    return t;
 }
 
 static double guess_s(const sweep *s, const item *it) {
@@ -271,39 +239,48 @@ static double guess_s(const sweep *s, const item *it) {
     return it->task->cost_s * scale;
 }
 
-static bool is_rate(ps_measure m) {
-    return strcmp(measures[m].unit, "B/s") == 0;
+/* What preparing an item takes, by what it took before. */
+static double *prepare_guess(sweep *s, const item *it) {
+    const bool kernel = it->task->measure == PS_MEASURE_KERNEL;
+    return &s->prepare_s[kernel && !s->seen[it->kernel]][kernel && it->wtype != s->wtype];
 }
 
-static ps_stat summary_of(const ps_series *series, ps_stop stop, bool rate) {
-    ps_stat to = ps_series_summary(series, stop);
-    if (rate) {
-        const double q1 = to.q1;
-        to.median = 1 / to.median;
-        to.q1 = 1 / to.q3;
-        to.q3 = 1 / q1;
-    }
-    to.median = stored(to.median);
-    to.q1 = stored(to.q1);
-    to.q3 = stored(to.q3);
-    return to;
+/* Right after a copy the link is as it was under load; at rest it may be slower. */
+static void look_at_link(sweep *s) {
+    ps_profile_gpu now = {0};
+    if (s->c->ops->describe_gpu)
+        s->c->ops->describe_gpu(s->c->rig, &now);
+    if (now.pcie_gen > s->p->gpu.pcie_gen)
+        s->p->gpu.pcie_gen = now.pcie_gen;
+    if (now.pcie_width > s->p->gpu.pcie_width)
+        s->p->gpu.pcie_width = now.pcie_width;
 }
 
-static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
+/* One visit, for about share_s. *out_enough: false where the time was over before there were samples enough. */
+static ps_status visit(sweep *s, item *it, double share_s, bool *out_enough, ps_error *err) {
     const ps_sweep_config *c = s->c;
-    const double begin_s = elapsed_s(s);
+    const double clock_s = probe_clock(s), begin_s = elapsed_s(s);
     const ps_stop_rule rule = {.min_samples = MIN_SAMPLES,
                                .max_samples = PS_STATS_MAX_SAMPLES,
                                .target_frac = 0.01,
                                .cap_s = share_s,
-                               .patience = s->left > 10 ? 3 : 1};
+                               .patience = 1};
     const bool rate = is_rate(it->task->measure); /* the series holds times, here per byte */
     const bool both = it->task->measure == PS_MEASURE_TOGETHER;
     ps_stop stop = PS_STOP_TIME_CAP;
     double beside_sum = 0;
+    *out_enough = true;
     s->series->n = s->series->n_disturbed = 0;
     s->beside->n = s->beside->n_disturbed = 0;
     ps_status st = c->ops->prepare(c->rig, it->task, err);
+    if (st == PS_OK) {
+        double *guess = prepare_guess(s, it);
+        *guess = fmax(0.7 * *guess, elapsed_s(s) - begin_s);
+        if (it->task->measure == PS_MEASURE_KERNEL) {
+            s->seen[it->kernel] = true;
+            s->wtype = it->wtype;
+        }
+    }
     while (st == PS_OK) {
         ps_rig_sample sample = {0};
         st = c->ops->sample(c->rig, &sample, err);
@@ -314,33 +291,38 @@ static ps_status measure(sweep *s, item *it, double share_s, ps_error *err) {
                               sample.value, measures[it->task->measure].unit);
             break;
         }
-        ps_series_add(s->series, rate ? 1 / sample.value : sample.value, sample.disturbed);
+        ps_series_add(s->series, as_time(sample.value, rate), sample.disturbed);
         beside_sum += sample.beside_bytes_per_s;
         if (both && sample.beside_bytes_per_s > 0)
             ps_series_add(s->beside, 1 / sample.beside_bytes_per_s, sample.disturbed);
         if (ps_series_done(s->series, &rule, elapsed_s(s) - begin_s, &stop))
             break;
+        if (elapsed_s(s) >= c->limit_s) { /* samples may take longer than anybody could guess */
+            *out_enough = s->series->n >= FEWEST_SAMPLES || it->rank == 0;
+            break;
+        }
         if (c->stop && c->stop(c->ctx)) { /* half a point is no point */
             s->out->stopped = true;
             break;
         }
     }
     c->ops->finish(c->rig);
-    if (st != PS_OK || s->out->stopped)
+    if (it->task->measure == PS_MEASURE_COPY)
+        look_at_link(s);
+    if (st != PS_OK || s->out->stopped || !*out_enough)
         return st;
     if (both && s->beside->n == 0)
         return ps_error_set(err, PS_E_INTERNAL, measures[it->task->measure].name,
                             "nothing was read beside it");
-    ps_stat *to = slot_of(s->p, it->task, true);
-    *to = summary_of(s->series, stop, rate);
+    ps_visit v = {
+        .stat = ps_series_summary(s->series, stop), .beside = beside_sum / s->series->n, .clock_s = clock_s};
     if (both)
-        together_of(&s->p->gpu, it->task, false)->dram_bytes_per_s = summary_of(s->beside, stop, true);
-    s->out->n_measured++;
-    s->out->n_noisy += to->noisy;
-    it->done = true;
+        v.other = ps_series_summary(s->beside, stop);
+    s->out->n_measured += it->visits.n == 0;
+    s->n_visits++;
+    ps_visits_add(&it->visits, &v);
     if (it->task->measure == PS_MEASURE_KERNEL) {
-        s->p->points[s->p->n_points - 1].beside_bytes_per_s = stored(beside_sum / s->series->n);
-        const double scale = to->median / it->task->cost_s;
+        const double scale = v.stat.median / it->task->cost_s;
         s->scale[it->kernel] = scale;
         s->all_scale = s->all_scale > 0 ? sqrt(s->all_scale * scale) : scale;
     }
@@ -359,138 +341,105 @@ static void label_of(const sweep *s, const item *it, char *buf, size_t size) {
         snprintf(buf, size, "%s, %u threads", measures[it->task->measure].name, p->n_threads);
 }
 
-static int by_copy(const void *a, const void *b) {
-    const ps_profile_copy *x = a, *y = b;
-    BY(bus);
-    BY(kind);
-    BY(bytes);
-    return 0;
-}
-
-static int by_together(const void *a, const void *b) {
-    const ps_profile_together *x = a, *y = b;
-    BY(bus);
-    BY(n_threads);
-    return 0;
-}
-
-/* The GPU's matrix and attention rates: the best of its kernels' points. Where there was no time for any, attention is as
- * fast as products, and products do one operation per byte of memory: never more than is known. */
-static void best_rates(ps_profile *p) {
-    double best[2] = {0};
-    for (uint32_t i = 0; i < p->n_points; i++) {
-        const ps_profile_point *q = &p->points[i];
-        const ps_kernel_spec *k = NULL;
-        for (uint32_t n = 0; n < p->n_kernels && !k; n++)
-            k = p->kernels[n].id == q->kernel ? &p->kernels[n] : NULL;
-        const bool product = k && k->op == PS_OP_MATMUL, attention = k && k->op == PS_OP_ATTENTION;
-        if (!k || k->device != PS_DEV_CUDA || q->time_s.n == 0 || (!product && !attention))
-            continue;
-        double bytes, flops;
-        ps_point_work(k, q, &bytes, &flops);
-        const double rate = flops / q->time_s.median;
-        if (rate <= best[attention])
-            continue;
-        best[attention] = rate;
-        ps_stat *to = attention ? &p->gpu.attention_flops_per_s : &p->gpu.matmul_flops_per_s;
-        *to = q->time_s;
-        to->median = stored(rate);
-        to->q1 = stored(flops / q->time_s.q3);
-        to->q3 = stored(flops / q->time_s.q1);
-    }
-    if (p->gpu.matmul_flops_per_s.n == 0)
-        p->gpu.matmul_flops_per_s = p->gpu.hbm_read_bytes_per_s;
-    if (p->gpu.attention_flops_per_s.n == 0)
-        p->gpu.attention_flops_per_s = p->gpu.matmul_flops_per_s;
-}
-
-static void order_results(const sweep *s) {
-    ps_profile *p = s->p;
-    if (s->c->ops->describe_timer && p->gpu.name[0])
-        s->c->ops->describe_timer(s->c->rig, &p->gpu);
-    qsort(p->points, p->n_points, sizeof *p->points, by_point);
-    qsort(p->dram, p->n_dram, sizeof *p->dram, by_threads);
-    qsort(p->gpu.copies, p->gpu.n_copies, sizeof *p->gpu.copies, by_copy);
-    qsort(p->gpu.together, p->gpu.n_together, sizeof *p->gpu.together, by_together);
-    best_rates(p);
-}
-
 static ps_status write_note(sweep *s, ps_error *err) {
     char text[512];
+    const uint32_t n_done = s->out->n_measured + s->out->n_resumed;
+    uint32_t n_lowered = 0;
     int n = snprintf(
-        text, sizeof text, "%s%s%u of %u quantities measured, %u left out for lack of time, %u noisy",
-        s->c->note ? s->c->note : "", s->c->note ? "; " : "", s->out->n_measured + s->out->n_resumed,
-        s->c->n_tasks, s->out->n_left_out, s->out->n_noisy);
-    if (s->probe_min_s > 0 && s->probe_max_s > 1.05 * s->probe_min_s && n > 0 && (size_t)n < sizeof text)
+        text, sizeof text,
+        "%s%s%u of %u quantities measured, %u left out for lack of time, %u noisy, %.1f visits to each",
+        s->c->note ? s->c->note : "", s->c->note ? "; " : "", n_done, s->c->n_tasks, s->out->n_left_out,
+        s->out->n_noisy, n_done ? (double)s->n_visits / n_done : 0);
+    for (uint32_t i = 0; i < s->n_probes; i++)
+        n_lowered += s->probes[i] > s->clock_limit_s;
+    if (n_lowered && n > 0 && (size_t)n < sizeof text)
         snprintf(text + n, sizeof text - (size_t)n,
-                 "; the clock or other work on this machine changed speed by %.0f%%",
-                 (s->probe_max_s / s->probe_min_s - 1) * 100);
+                 "; the clock was lowered, or its cores were shared, at %.0f%% of them",
+                 100.0 * n_lowered / s->n_probes);
+    free(s->p->note);
     s->p->note = strdup(text);
     return s->p->note ? PS_OK : ps_error_set(err, PS_E_NOMEM, "sweep", "no memory for a note");
 }
 
+static ps_status save(sweep *s, ps_error *err) {
+    const ps_sweep_config *c = s->c;
+    if (!c->save || (double)(c->ops->now_ns(c->rig) - s->saved_ns) * 1e-9 < c->save_every_s)
+        return PS_OK;
+    build(s);
+    ps_status st = write_note(s, err);
+    if (st == PS_OK)
+        st = c->save(c->ctx, s->p, err);
+    s->saved_ns = c->ops->now_ns(c->rig);
+    return st;
+}
+
+/* Whether a round goes to an item: the first two and the fourth to all, others to those that are not settled. */
+static bool pending(const sweep *s, const item *it, uint32_t round) {
+    static const uint32_t wanted[PS_VISITS] = {1, 2, 0, 3, 0, 0};
+    if (round > 0 && it->visits.n == 0) /* left out */
+        return false;
+    return it->visits.n < wanted[round] || (round > 1 && !ps_visits_settled(&it->visits, s->clock_limit_s));
+}
+
+static ps_status run_round(sweep *s, uint32_t round, ps_error *err) {
+    const ps_sweep_config *c = s->c;
+    ps_status st = PS_OK;
+    const double start_s = elapsed_s(s), end_s = start_s + round_frac[round] * fmax(c->limit_s - start_s, 0);
+    s->left = 0;
+    for (uint32_t i = 0; i < c->n_tasks; i++)
+        s->left += pending(s, &s->items[i], round);
+    for (uint32_t i = 0; i < c->n_tasks && st == PS_OK && s->left > 0; i++) {
+        item *it = &s->items[i];
+        if (!pending(s, it, round))
+            continue;
+        if (c->stop && c->stop(c->ctx)) {
+            s->out->stopped = true;
+            break;
+        }
+        const double now_s = elapsed_s(s);
+        const double needed_s = *prepare_guess(s, it) + guess_s(s, it) * (MIN_SAMPLES + WARM_CALLS);
+        bool enough = false;
+        if ((round == 0 && it->rank == 0) || now_s + needed_s <= c->limit_s) {
+            char label[96];
+            label_of(s, it, label, sizeof label);
+            if (c->progress)
+                c->progress(c->ctx, fmax(now_s / c->limit_s, s->n_visits / (3.0 * c->n_tasks)), label);
+            st = visit(s, it, fmin(fmax(end_s - now_s, 0) / s->left, c->max_task_s), &enough, err);
+        }
+        s->left--;
+        if (s->out->stopped)
+            break;
+        s->out->n_left_out += round == 0 && !enough && st == PS_OK;
+        if (st == PS_OK)
+            st = save(s, err);
+    }
+    return st;
+}
+
 ps_status ps_sweep_run(const ps_sweep_config *config, ps_sweep_result *out, ps_error *err) {
-    sweep s = {.c = config, .out = out};
+    sweep s = {.c = config, .out = out, .wtype = PS_DTYPE_NONE, .clock_limit_s = INFINITY};
     memset(out, 0, sizeof *out);
     ps_status st = start(&s, err);
     if (st != PS_OK)
         goto done;
     take_over(&s);
-    probe_clock(&s);
-    double next_probe_s = 10;
-    for (uint32_t i = 0; i < config->n_tasks; i++)
-        s.left += !s.items[i].done;
-    for (uint32_t i = 0; i < config->n_tasks && !out->stopped; i++) {
-        item *it = &s.items[i];
-        if (it->done)
-            continue;
-        if (config->stop && config->stop(config->ctx)) {
-            out->stopped = true;
-            break;
-        }
-        const double remaining_s = config->limit_s - elapsed_s(&s);
-        /* Warm-up and the fewest samples. */
-        if (it->rank != 0 && guess_s(&s, it) * (MIN_SAMPLES + WARM_CALLS) > remaining_s) {
-            out->n_left_out++;
-            s.left--;
-            continue;
-        }
-        char label[96];
-        label_of(&s, it, label, sizeof label);
-        if (config->progress) {
-            const double by_time = elapsed_s(&s) / config->limit_s;
-            const double by_count = (double)i / config->n_tasks;
-            config->progress(config->ctx, by_time > by_count ? by_time : by_count, label);
-        }
-        st = measure(&s, it, fmin(fmax(remaining_s, 0) / s.left, config->max_task_s), err);
-        s.left--;
-        if (st != PS_OK)
-            goto done;
-        if (elapsed_s(&s) > next_probe_s) {
-            probe_clock(&s);
-            next_probe_s = elapsed_s(&s) + 10;
-        }
-        const uint64_t now = config->ops->now_ns(config->rig);
-        if (config->save && (double)(now - s.saved_ns) * 1e-9 >= config->save_every_s) {
-            order_results(&s);
-            free(s.p->note);
-            st = write_note(&s, err);
-            if (st != PS_OK)
-                goto done;
-            st = config->save(config->ctx, s.p, err);
-            if (st != PS_OK)
-                goto done;
-            s.saved_ns = config->ops->now_ns(config->rig);
-        }
+    for (uint32_t round = 0; round < PS_VISITS && st == PS_OK && !out->stopped; round++)
+        st = run_round(&s, round, err);
+    s.clock_limit_s = ps_clock_limit(s.probes, s.n_probes, s.probes + s.room_probes);
+    build(&s);
+    ps_error noting = {0};
+    const ps_status noted = write_note(&s, &noting);
+    if (st == PS_OK && noted != PS_OK) {
+        st = noted;
+        if (err)
+            *err = noting;
     }
-    probe_clock(&s);
-    order_results(&s);
-    free(s.p->note);
-    st = write_note(&s, err);
     s.p->complete = st == PS_OK && !out->stopped;
 done:
     free(s.items);
     free(s.scale);
+    free(s.seen);
+    free(s.probes);
     free(s.series);
     free(s.beside);
     return st;

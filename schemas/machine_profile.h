@@ -33,7 +33,7 @@ typedef struct ps_stat {
     uint32_t n;
     double median, q1, q3;
     ps_stop stop;
-    bool noisy; /* quartiles further apart than 10% of the median, or interference seen */
+    bool noisy; /* it could not be shown to repeat: docs/pstune.md */
 } ps_stat;
 
 typedef struct ps_profile_topology {

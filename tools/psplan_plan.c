@@ -240,25 +240,36 @@ static ps_status write_trace(const psplan_view *v, const char *path, ps_error *e
     return status;
 }
 
-/* Is the profile of the machine we are on? Planning for another is allowed; only the warning needs to know, so a machine
+/* Is the profile of the machine we are on, as it is now? Planning for another is allowed; only warnings need to know, so a machine
  * that cannot be looked at counts as the same. */
-static bool same_machine(const ps_profile *p) {
-    ps_machine *machine = NULL;
+static void warn_machine(const ps_profile *p) {
+    ps_machine *m = NULL;
     uint8_t hash[PS_HASH_BYTES];
-    if (ps_machine_open(NULL, &machine, NULL) != PS_OK)
-        return true;
-    ps_machine_hash(machine, hash);
-    ps_machine_close(machine);
-    return memcmp(hash, p->machine_hash, sizeof hash) == 0;
+    if (ps_machine_open(NULL, &m, NULL) != PS_OK)
+        return;
+    ps_machine_hash(m, hash);
+    const double memory = (double)m->memory_bytes / (double)p->topology.memory_bytes;
+    if (memcmp(hash, p->machine_hash, sizeof hash) != 0)
+        fprintf(stderr, "psplan: warning: the profile is of another machine (%s); the plan is for that one\n",
+                p->topology.cpu_model);
+    else if (p->gpu.driver[0] && m->signs.driver[0] && strcmp(p->gpu.driver, m->signs.driver) != 0)
+        fprintf(stderr,
+                "psplan: warning: the profile was measured with driver %s, now it is %s: run pstune again\n",
+                p->gpu.driver, m->signs.driver);
+    else if (memory < 0.95 || memory > 1.05)
+        fprintf(stderr,
+                "psplan: warning: the profile was measured with %.1f GiB of memory, now it is %.1f: run "
+                "pstune again\n",
+                (double)p->topology.memory_bytes / (1 << 30), (double)m->memory_bytes / (1 << 30));
+    ps_machine_close(m);
 }
 
 /* What a plan made from this profile is worth: one line. */
 static void warn_profile(const ps_profile *p) {
     if (p->synthetic)
         fprintf(stderr, "psplan: note: the profile is synthetic; its times are made up\n");
-    else if (!same_machine(p))
-        fprintf(stderr, "psplan: warning: the profile is of another machine (%s); the plan is for that one\n",
-                p->topology.cpu_model);
+    else
+        warn_machine(p);
     if (!p->complete)
         fprintf(stderr, "psplan: warning: the profile is unfinished; run pstune again to complete it\n");
 }

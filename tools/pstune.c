@@ -1,4 +1,4 @@
-/* pstune: measure this machine once, for the planner. Commands: none (measure), show, diff, record. */
+/* pstune: measure this machine once, for the planner. Commands: none (measure, or gather), show, diff, check. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,10 +51,10 @@ int main(int argc, char **argv) {
     int code;
     if (argc > 1 && !strcmp(argv[1], "show"))
         code = ps_tune_show(argc - 1, argv + 1);
-    else if (argc > 1 && !strcmp(argv[1], "record"))
-        code = ps_tune_record(argc - 1, argv + 1);
     else if (argc > 1 && !strcmp(argv[1], "diff"))
         code = ps_tune_diff(argc - 1, argv + 1);
+    else if (argc > 1 && !strcmp(argv[1], "check"))
+        code = ps_tune_check(argc - 1, argv + 1);
     else
         code = ps_tune_measure(argc, argv);
     if ((fflush(stdout) != 0 || ferror(stdout)) && code == 0) {

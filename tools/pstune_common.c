@@ -1,6 +1,8 @@
 /* What pstune's commands share: kernels by id, numbers as text. */
 #include <stdio.h>
+#include <stdlib.h>
 
+#include "kernels/kernel.h"
 #include "pstune_internal.h"
 
 const ps_kernel_spec *ps_tune_kernel(const ps_profile *p, uint32_t id) {
@@ -35,4 +37,14 @@ const char *ps_tune_value_text(double value, ps_unit unit, char buf[24]) {
     else
         snprintf(buf, 24, "%.2f GB/s", value * 1e-9);
     return buf;
+}
+
+ps_status ps_tune_catalogue(ps_kernel_spec **out, uint32_t *out_n, ps_error *err) {
+    const ps_kernel *table = ps_kernel_table(out_n);
+    *out = malloc((*out_n ? *out_n : 1) * sizeof **out);
+    if (!*out)
+        return ps_error_set(err, PS_E_NOMEM, "kernels", "no memory for the catalogue");
+    for (uint32_t i = 0; i < *out_n; i++)
+        (*out)[i] = table[i].spec;
+    return PS_OK;
 }

@@ -12,6 +12,8 @@ int ps_tune_fail(const ps_error *err);
 bool ps_tune_parse(const ps_command *command, int argc, char **argv, ps_opt_value *values, const char **args,
                    uint32_t *out_n_args, int *out_exit);
 
+/* All kernels of this program, from malloc, the caller frees it. Errors: PS_E_NOMEM. */
+ps_status ps_tune_catalogue(ps_kernel_spec **out, uint32_t *out_n, ps_error *err);
 /* A kernel of the profile's catalogue; NULL if it is not there. */
 const ps_kernel_spec *ps_tune_kernel(const ps_profile *profile, uint32_t id);
 
@@ -42,7 +44,9 @@ int ps_tune_json_out(ps_json *j);
 
 int ps_tune_measure(int argc, char **argv);
 int ps_tune_show(int argc, char **argv);
-int ps_tune_record(int argc, char **argv);
+/* Record this machine in a new folder; returns the exit code. */
+int ps_tune_gather(const char *folder);
+int ps_tune_check(int argc, char **argv);
 int ps_tune_diff(int argc, char **argv);
 
 #endif

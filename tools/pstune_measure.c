@@ -9,10 +9,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/clock.h"
 #include "core/file.h"
 #include "core/progress.h"
 #include "kernels/kernel.h"
-#include "machine/device.h"
+#include "machine/device_link.h"
 #include "profile/cpu_rig.h"
 #include "profile/gpu_rig.h"
 #include "profile/grid.h"
@@ -33,6 +34,9 @@ static const ps_option options[] = {
      "What tells the GPU's time: auto (CUPTI, or events where it cannot be had), cupti, events."},
     {"cupti", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0, "The CUPTI library, where it is not found by itself."},
     {"time", 0, PS_OPT_F64, "SECONDS", NULL, 1, 86400, "Time to spend at most, instead of the mode's own."},
+    {"gather", 0, PS_OPT_TEXT, "FOLDER", NULL, 0, 0,
+     "Only record topology and limits in a new folder, for a bug report; no names, addresses or serial "
+     "numbers."},
     {"fresh", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Start anew even if an interrupted run left something."},
     {"null", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Measure a made-up machine: for tests, takes no time."},
     {"json", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Print the result as JSON."},
@@ -44,7 +48,7 @@ static const ps_option options[] = {
 static const ps_command command = {
     .name = "pstune",
     .synopsis = "[OPTIONS]\n       pstune show [OPTIONS] FILE\n       pstune diff [OPTIONS] A B\n       "
-                "pstune record FOLDER",
+                "pstune check [OPTIONS] FILE",
     .summary = "Measure this machine and write its profile, which psplan plans with.",
     .details = "Takes ten minutes at most. The machine should do nothing else meanwhile; what disturbs is\n"
                "noticed and noted. An interrupted run goes on where it was when the same command is given\n"
@@ -52,7 +56,8 @@ static const ps_command command = {
     .examples = "  pstune\n"
                 "  pstune --quick --output profile.yaml\n"
                 "  pstune --model SmolLM2-135M-Instruct.Q4_1.gguf -o smol.yaml\n"
-                "  pstune show smol.yaml",
+                "  pstune show smol.yaml\n"
+                "  pstune --gather my-laptop && tar czf my-laptop.tar.gz my-laptop",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .max_args = 0,
@@ -80,6 +85,7 @@ typedef struct run {
     ps_progress progress;
     char output[4096], partial[4096 + 16];
     bool null;
+    const ps_device *device; /* NULL: none */
 } run;
 
 static void show_progress(void *ctx, double frac, const char *label) {
@@ -159,6 +165,38 @@ static ps_profile *find_resume(const run *r, const ps_sweep_config *config) {
     return old;
 }
 
+/* Kernels that no point was measured of, though there are tasks for them. */
+static uint32_t without_curve(const ps_sweep_config *c, const ps_profile *p) {
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < c->n_kernels; k++) {
+        bool wanted = false, there = false;
+        for (uint32_t i = 0; i < c->n_tasks && !wanted; i++)
+            wanted = c->tasks[i].measure == PS_MEASURE_KERNEL && c->tasks[i].point.kernel == c->kernels[k].id;
+        for (uint32_t i = 0; i < p->n_points && !there; i++)
+            there = p->points[i].kernel == c->kernels[k].id;
+        n += wanted && !there;
+    }
+    return n;
+}
+
+/* What a person should know of a finished profile, each a line. */
+static void warn(const run *r, const ps_sweep_config *c, ps_profile *p) {
+    const uint32_t n = without_curve(c, p);
+    if (n)
+        fprintf(stderr,
+                "pstune: warning: %.0f s were too little: %u kernels have no curve, psplan will go by "
+                "ceilings for them\n",
+                c->limit_s, n);
+    char text[96];
+    ps_device_link link = {0};
+    if (r->device)
+        ps_device_read_link(r->device, &link);
+    link.gen = p->gpu.pcie_gen; /* the best that was seen, under load */
+    link.width = p->gpu.pcie_width;
+    if (*ps_device_link_text(&link, text, sizeof text))
+        fprintf(stderr, "pstune: warning: %s: %s\n", p->gpu.name, text);
+}
+
 static int report(const run *r, const ps_sweep_result *result, double seconds, bool json) {
     if (!json) {
         ps_tune_print(result->profile, false);
@@ -195,6 +233,7 @@ static int sweep(run *r, ps_sweep_config *config, bool fresh, bool json) {
     if (st == PS_OK && !result.stopped) {
         st = ps_profile_write(result.profile, r->output, &err);
         if (st == PS_OK) {
+            warn(r, config, result.profile);
             unlink(r->partial);
             code = report(r, &result, (double)(config->ops->now_ns(config->rig) - start_ns) * 1e-9, json);
         }
@@ -215,16 +254,6 @@ static int sweep(run *r, ps_sweep_config *config, bool fresh, bool json) {
     return code;
 }
 
-static ps_status catalogue(ps_kernel_spec **out, uint32_t *out_n, ps_error *err) {
-    const ps_kernel *table = ps_kernel_table(out_n);
-    *out = malloc((*out_n ? *out_n : 1) * sizeof **out);
-    if (!*out)
-        return ps_error_set(err, PS_E_NOMEM, "kernels", "no memory for the catalogue");
-    for (uint32_t i = 0; i < *out_n; i++)
-        (*out)[i] = table[i].spec;
-    return PS_OK;
-}
-
 /* The GPU that --device names; NULL: none. auto: without a GPU there is none, with one that fails there is an error. */
 static ps_status open_device(const char *name, ps_device **out, ps_error *err) {
     const bool any = strcmp(name, "auto") == 0;
@@ -237,7 +266,11 @@ static ps_status open_device(const char *name, ps_device **out, ps_error *err) {
     ps_status st = ps_device_open(&(ps_device_options){.emulated = strcmp(name, "emulated") == 0,
                                                        .emulated_base_bytes = (uint64_t)64 << 20},
                                   out, err);
-    return st == PS_E_UNAVAILABLE && any ? PS_OK : st;
+    if (st == PS_OK &&
+        ps_device_get_info(*out)->vram_bytes == 0) /* some drivers say so where they do not know */
+        st = ps_error_set(err, PS_E_UNAVAILABLE, ps_device_get_info(*out)->name,
+                          "says that it has no memory: --device none leaves it out");
+    return st == PS_E_UNAVAILABLE && any && *out == NULL ? PS_OK : st;
 }
 
 /* --device beside --null: the made-up machine has a made-up GPU or none. */
@@ -278,6 +311,7 @@ int ps_tune_measure(int argc, char **argv) {
     const char *args[1] = {NULL};
     uint32_t n_args, n_threads = 8;
     int code = 0;
+    const uint64_t start_ns = ps_clock_ns();
     run r = {0};
     ps_error err = {0};
     ps_machine *machine = NULL;
@@ -292,6 +326,17 @@ int ps_tune_measure(int argc, char **argv) {
     char created[32], note[256] = "";
     if (!ps_tune_parse(&command, argc, argv, values, args, &n_args, &code))
         return code;
+    const char *folder = option(values, "gather")->text;
+    if (folder) {
+        for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+            if (values[i].set && strcmp(options[i].name, "gather") != 0) {
+                char subject[48];
+                snprintf(subject, sizeof subject, "--%s", options[i].name);
+                ps_error_set(&err, PS_E_USAGE, subject, "is for measuring; --gather measures nothing");
+                return ps_tune_fail(&err);
+            }
+        return ps_tune_gather(folder);
+    }
     const char *model_path = option(values, "model")->text;
     const bool quick = option(values, "quick")->set;
     r.null = option(values, "null")->set;
@@ -310,6 +355,8 @@ int ps_tune_measure(int argc, char **argv) {
         }
     if (option(values, "time")->set)
         config.limit_s = option(values, "time")->f64;
+    if (!r.null && config.save_every_s > config.limit_s / 20)
+        config.save_every_s = config.limit_s / 20;
     now_text(created, sizeof created);
 
     ps_gpu_timer_choice timer = PS_GPU_TIMER_AUTO;
@@ -324,7 +371,7 @@ int ps_tune_measure(int argc, char **argv) {
     if (st == PS_OK && model_path)
         st = ps_model_open(gguf, &model, &err);
     if (st == PS_OK)
-        st = catalogue(&kernels, &config.n_kernels, &err);
+        st = ps_tune_catalogue(&kernels, &config.n_kernels, &err);
     config.kernels = kernels;
     if (st == PS_OK && !r.null) {
         st = ps_machine_open(NULL, &machine, &err);
@@ -337,6 +384,7 @@ int ps_tune_measure(int argc, char **argv) {
         st = null_device(device_name, &null_gpu, &err);
     else if (st == PS_OK)
         st = open_device(device_name, &device, &err);
+    r.device = device;
     if (st == PS_OK && option(values, "threads")->set) {
         if (option(values, "threads")->u64 > n_threads)
             st = ps_error_set(&err, PS_E_USAGE, "--threads", "%llu asked for, this process may use %u",
@@ -371,6 +419,12 @@ int ps_tune_measure(int argc, char **argv) {
         snprintf(note, sizeof note, "%s%s%sup to %u threads, weights cycle through %llu MiB",
                  model ? "model " : "", hex, model ? ", " : "", n_threads,
                  (unsigned long long)(cc.cold_bytes >> 20));
+        char signs[96];
+        if (*ps_signs_text(&machine->signs, signs, sizeof signs)) {
+            const size_t at = strlen(note);
+            snprintf(note + at, sizeof note - at, "; %s", signs);
+            fprintf(stderr, "pstune: note: %s\n", signs);
+        }
     }
     if (st == PS_OK && device != NULL) {
         const ps_gpu_config gc = {.machine = machine,
@@ -398,6 +452,8 @@ int ps_tune_measure(int argc, char **argv) {
     config.tasks = tasks;
     if (st != PS_OK)
         goto done;
+    if (!r.null) /* weights and a GPU take their time before anything is measured */
+        config.limit_s -= (double)(ps_clock_ns() - start_ns) * 1e-9;
     const struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);

@@ -106,6 +106,12 @@ const ps_device_info *ps_device_get_info(const ps_device *device) {
     return &device->info;
 }
 
+void ps_device_read_link(const ps_device *device, ps_device_link *out) {
+    *out = (ps_device_link){0};
+    if (device->driver->link)
+        device->driver->link(device, out);
+}
+
 void *ps_device_stream(const ps_device *device, ps_stream stream) {
     return (unsigned)stream < PS_STREAM_COUNT ? device->driver->stream(device, stream) : NULL;
 }

@@ -74,11 +74,15 @@ typedef struct ps_device_options {
     void *emulated_others_ctx;
 } ps_device_options;
 
+/* A PCIe link: now, and what both ends can do; 0 where unknown. Idle links often rest at a lower generation. */
+typedef struct ps_device_link {
+    uint32_t gen, width, max_gen, max_width;
+} ps_device_link;
+
 typedef struct ps_device_info {
     char name[96], uuid[48], driver[32]; /* driver: version of the display driver, "" if NVML is not there */
     uint32_t cc_major, cc_minor, n_multiprocessors;
     uint64_t vram_bytes, l2_bytes;
-    uint32_t pcie_gen, pcie_width; /* now, 0 if unknown; idle links often rest at a lower generation */
     bool integrated, emulated;
     bool display; /* drives a screen, or WDDM: waits rather sleep than spin */
 } ps_device_info;
@@ -93,6 +97,8 @@ void ps_device_close(ps_device *device);
  * more, and nothing but freeing may follow. NULL is allowed. */
 void ps_device_finish(ps_device *device);
 const ps_device_info *ps_device_get_info(const ps_device *device);
+/* The link as it is now: under load where something has just been copied. Any thread, about a millisecond. */
+void ps_device_read_link(const ps_device *device, ps_device_link *out);
 /* cudaStream_t of a stream, for ps_cuda_on; NULL for emulated devices: enqueue functions instead. */
 void *ps_device_stream(const ps_device *device, ps_stream stream);
 /* Whether a driver call would be made to fail now: for calls that the caller makes itself (kernel launches). */

@@ -52,6 +52,7 @@ typedef struct ps_device_driver {
     void (*capture_abort)(ps_device *device);
     ps_status (*graph_launch)(ps_device *device, ps_device_graph *graph, ps_error *err);
     void (*graph_free)(ps_device *device, ps_device_graph *graph);
+    void (*link)(const ps_device *device, ps_device_link *out); /* NULL: there is none */
     ps_status (*vram_used)(ps_device *device, uint64_t *out_bytes, ps_meter *out_how, ps_error *err);
     ps_status (*vram_all)(ps_device *device, uint64_t *out_used, uint64_t *out_total, ps_error *err);
 } ps_device_driver;

@@ -492,6 +492,7 @@ static const struct {
 } proc_files[] = {
     {"/proc/self/status", {"Cpus_allowed_list"}},
     {"/proc/self/limits", {"Max locked memory"}},
+    {"/proc/cpuinfo", {"model name"}},
     {"/proc/meminfo", {"MemTotal:", "MemFree:", "MemAvailable:"}},
     {"/proc/self/cgroup", {NULL}},
     {"/proc/self/mountinfo", {" - cgroup"}},

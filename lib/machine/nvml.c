@@ -41,6 +41,8 @@ typedef struct nvml_process {
     X(processes2, "nvmlDeviceGetComputeRunningProcesses_v2", (nvml_device, unsigned *, nvml_process *))      \
     X(link_gen, "nvmlDeviceGetCurrPcieLinkGeneration", (nvml_device, unsigned *))                            \
     X(link_width, "nvmlDeviceGetCurrPcieLinkWidth", (nvml_device, unsigned *))                               \
+    X(max_link_gen, "nvmlDeviceGetMaxPcieLinkGeneration", (nvml_device, unsigned *))                         \
+    X(max_link_width, "nvmlDeviceGetMaxPcieLinkWidth", (nvml_device, unsigned *))                            \
     X(clock, "nvmlDeviceGetClockInfo", (nvml_device, int, unsigned *))                                       \
     X(slowed, "nvmlDeviceGetCurrentClocksThrottleReasons", (nvml_device, unsigned long long *))
 
@@ -192,9 +194,11 @@ static uint32_t number(const ps_nvml *nvml, int (*get)(nvml_device, unsigned *))
     return get && get(nvml->device, &value) == NVML_SUCCESS ? value : 0;
 }
 
-void ps_nvml_link(const ps_nvml *nvml, uint32_t *out_gen, uint32_t *out_width) {
-    *out_gen = number(nvml, nvml->link_gen);
-    *out_width = number(nvml, nvml->link_width);
+void ps_nvml_link(const ps_nvml *nvml, ps_device_link *out) {
+    out->gen = number(nvml, nvml->link_gen);
+    out->width = number(nvml, nvml->link_width);
+    out->max_gen = number(nvml, nvml->max_link_gen);
+    out->max_width = number(nvml, nvml->max_link_width);
 }
 
 static uint64_t clock_hz(const ps_nvml *nvml, int which) {

@@ -37,8 +37,8 @@ void ps_nvml_driver(const ps_nvml *nvml, char *out, uint64_t size);
 ps_status ps_nvml_memory(const ps_nvml *nvml, uint64_t *out_used, uint64_t *out_total, ps_error *err);
 /* Processes with a compute context, at most PS_NVML_PROCESSES. Errors as above. */
 ps_status ps_nvml_processes(const ps_nvml *nvml, ps_nvml_process *out, uint32_t *out_n, ps_error *err);
-/* The PCIe link as it is now; 0 where unknown. Idle links often rest at a lower generation. */
-void ps_nvml_link(const ps_nvml *nvml, uint32_t *out_gen, uint32_t *out_width);
+/* The PCIe link as it is now, and what it can do. */
+void ps_nvml_link(const ps_nvml *nvml, ps_device_link *out);
 /* Clocks as they are now, 0 where unknown. *out_slowed: NVML's reasons for running slower, as bits; without the one for being
  * idle. */
 void ps_nvml_clocks(const ps_nvml *nvml, uint64_t *out_sm_hz, uint64_t *out_memory_hz, uint64_t *out_slowed);

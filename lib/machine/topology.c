@@ -162,6 +162,7 @@ ps_status ps_machine_open(const char *root, ps_machine **out, ps_error *err) {
     m->hwloc = topo;
     find_efficient(topo, efficient);
 
+    ps_signs_read(root ? root : "", &m->signs);
     m->n_packages = count_of(topo, HWLOC_OBJ_PACKAGE);
     m->n_threads = count_of(topo, HWLOC_OBJ_PU);
     m->n_cores = count_of(topo, HWLOC_OBJ_CORE);

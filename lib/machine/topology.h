@@ -8,6 +8,7 @@
 
 #include "core/hash.h"
 #include "core/status.h"
+#include "machine/signs.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,16 +30,18 @@ typedef struct ps_machine {
     uint32_t n_cpus;                                         /* allowed by affinity and cpuset */
     ps_cpu *cpus;                                            /* [n_cpus] */
     uint32_t n_allowed; /* threads to use at most: min(n_cpus, max(1, floor(quota))) */
-    void *hwloc;        /* hwloc_topology_t, private */
+    ps_signs signs;
+    void *hwloc; /* hwloc_topology_t, private */
 } ps_machine;
 
 /* root: NULL for the live machine, or a folder with a recorded one: hwloc.xml (hwloc's own export), and
- * proc/self/{status,limits,cgroup,mountinfo}, proc/meminfo, sys/fs/cgroup/... as they stand below "/".
+ * proc/self/{status,limits,cgroup,mountinfo}, proc/meminfo, sys/fs/cgroup/... and what signs.h reads, as they stand below "/".
  * Errors name the file: PS_E_OS, PS_E_NOMEM, PS_E_NOINPUT, PS_E_DATA. The result is immutable: any thread. */
 ps_status ps_machine_open(const char *root, ps_machine **out, ps_error *err);
 void ps_machine_close(ps_machine *machine);
-/* Write a record of the live machine into a new folder `dir` (its parent exists), for ps_machine_open: topology, limits
- * and memory sizes, nothing else of the system. Errors: PS_E_CANTCREATE, PS_E_OS, PS_E_IO, PS_E_NOMEM. */
+/* Write a record of the live machine into a new folder `dir` (its parent exists), for ps_machine_open: topology, limits,
+ * memory sizes and signs, nothing else of the system: no host or user name, serial number, address or UUID, and groups of processes
+ * under made-up names. Errors: PS_E_CANTCREATE, PS_E_OS, PS_E_IO, PS_E_NOMEM. */
 ps_status ps_machine_record(const ps_machine *machine, const char *dir, ps_error *err);
 /* True unless it was opened from a record: only then can threads be bound. */
 bool ps_machine_is_live(const ps_machine *machine);

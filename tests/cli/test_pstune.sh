@@ -112,10 +112,32 @@ expect 64 "within" "$pstune" diff --within 0 "$dir/null.yaml" "$dir/two.yaml"
 expect 66 "missing.yaml" "$pstune" diff "$dir/null.yaml" "$dir/missing.yaml"
 expect 65 "bad.yaml" "$pstune" diff "$dir/bad.yaml" "$dir/null.yaml"
 
+# check: what is interpolated against what is then measured, on a machine whose times are known; another kernel set is refused.
+expect 0 "" "$pstune" check --points 100 "$dir/two.yaml"
+grep -Eq "^100 points, .* error [0-9.]+% in the median" "$dir/out" || fail "check: $(tail -1 "$dir/out")"
+grep -q "interpolated" "$dir/out" || fail "check without interpolated answers"
+expect 0 "" "$pstune" check --points 30 --seed 7 --json "$dir/two.yaml"
+grep -q '"good": true' "$dir/out" || fail "check --json: $(head -9 "$dir/out")"
+sed -e '/^points:/,$ s/\(, idle, [0-9]*, \)[0-9.e-]*, [0-9.e-]*, [0-9.e-]*/\11.0, 1.0, 1.0/' "$dir/two.yaml" >"$dir/wrong.yaml"
+expect 1 "" "$pstune" check --points 30 "$dir/wrong.yaml"
+sed -e 's/^kernel_set: .*/kernel_set: "00000000000000000000000000000000"/' "$dir/two.yaml" >"$dir/old.yaml"
+expect 65 "other kernels" "$pstune" check "$dir/old.yaml"
+expect 66 "missing.yaml" "$pstune" check "$dir/missing.yaml"
+expect 64 "points" "$pstune" check --points 0 "$dir/two.yaml"
+
+# --gather: a folder that holds the machine and not whose it is; never written over, and for nothing else.
+expect 0 "" "$pstune" --gather "$dir/machine"
+[ -s "$dir/machine/hwloc.xml" ] && [ -s "$dir/machine/proc/meminfo" ] || fail "gather: $(find "$dir/machine")"
+grep -rqFw -- "$(hostname 2>/dev/null || cat /proc/sys/kernel/hostname)" "$dir/machine" && fail "gather: the host's name"
+expect 73 "machine" "$pstune" --gather "$dir/machine"
+expect 64 "quick" "$pstune" --quick --gather "$dir/machine2"
+[ ! -e "$dir/machine2" ] || fail "a refused --gather left something"
+
 # Interrupted by a signal and killed outright, a real run goes on where it was, and what was there stays.
+"$PS_BIN/pssynth" --preset tiny-llama "$dir/tiny.gguf" >"$dir/out" 2>&1 || fail "pssynth: $(cat "$dir/out")"
 cp "$dir/null.yaml" "$dir/real.yaml"
 before=$(cksum <"$dir/real.yaml")
-"$pstune" --quick -o "$dir/real.yaml" >"$dir/out" 2>"$dir/err" &
+"$pstune" --quick --time 10 --model "$dir/tiny.gguf" -o "$dir/real.yaml" >"$dir/out" 2>"$dir/err" &
 pid=$!
 # Not before something is measured: on a busy machine that takes a while.
 for _ in $(seq 600); do
@@ -129,15 +151,57 @@ code=$?
 grep -q "same command" "$dir/err" || fail "interrupted: no word on how to go on: $(cat "$dir/err")"
 [ "$(cksum <"$dir/real.yaml")" = "$before" ] || fail "an interrupted run touched the profile that was there"
 grep -q "complete: false" "$dir/real.yaml.partial" || fail "no partial profile after an interruption"
-"$pstune" --quick -o "$dir/real.yaml" >"$dir/out" 2>"$dir/err" &
+"$pstune" --quick --time 10 --model "$dir/tiny.gguf" -o "$dir/real.yaml" >"$dir/out" 2>"$dir/err" &
 pid=$!
-sleep 1
+sleep 0.3
 kill -KILL $pid
 wait $pid 2>/dev/null
-expect 0 "" "$pstune" --quick --time 4 --json -o "$dir/real.yaml"
+expect 0 "" "$pstune" --quick --time 2 --model "$dir/tiny.gguf" --json -o "$dir/real.yaml"
 grep -q '"n_resumed": [1-9]' "$dir/out" || fail "nothing was taken over from the interrupted run"
 grep -q "complete: true" "$dir/real.yaml" || fail "the resumed run is not complete"
 [ ! -e "$dir/real.yaml.partial" ] || fail "the partial file stayed"
+
+# A profile of this machine as it was: another amount of memory is one warning, and so is another machine; as it is, none.
+plan() {
+    "$PS_BIN/psplan" --profile "$1" --context 256 --threads 1 -o "$dir/tiny.plan.yaml" "$dir/tiny.gguf" >"$dir/out" 2>"$dir/err" ||
+        fail "psplan: $(cat "$dir/err")"
+}
+plan "$dir/real.yaml"
+grep -q warning "$dir/err" && fail "a profile of this machine: $(cat "$dir/err")"
+sed -e 's/^  memory_bytes: .*/  memory_bytes: 1234567890/' "$dir/real.yaml" >"$dir/less.yaml"
+plan "$dir/less.yaml"
+grep -q "measured with 1.1 GiB of memory, now it is .*: run pstune again" "$dir/err" || fail "less memory: $(cat "$dir/err")"
+[ "$(grep -c warning "$dir/err")" -eq 1 ] || fail "not one warning: $(cat "$dir/err")"
+sed -e 's/^machine_hash: .*/machine_hash: "00000000000000000000000000000001"/' "$dir/less.yaml" >"$dir/else.yaml"
+plan "$dir/else.yaml"
+grep -q "of another machine" "$dir/err" || fail "another machine: $(cat "$dir/err")"
+[ "$(grep -c warning "$dir/err")" -eq 1 ] || fail "not one warning: $(cat "$dir/err")"
+
+# Killed twenty times at any moment, starting and saving included, the same command still ends with a whole profile, and what was
+# there before stays until then. A model this small is measured in a few seconds.
+cp "$dir/null.yaml" "$dir/killed.yaml"
+before=$(cksum <"$dir/killed.yaml")
+n_killed=0
+RANDOM=7
+for i in $(seq 20); do
+    [ $((i % 2)) -eq 0 ] && signal=KILL || signal=INT
+    "$pstune" --quick --time 2 --model "$dir/tiny.gguf" -o "$dir/killed.yaml" >"$dir/out" 2>"$dir/err" &
+    pid=$!
+    sleep "0.$(printf %03d $((RANDOM % 500)))"
+    kill -$signal $pid 2>/dev/null && n_killed=$((n_killed + 1))
+    wait $pid 2>/dev/null
+    if grep -q "complete: true" "$dir/killed.yaml" && [ "$(cksum <"$dir/killed.yaml")" != "$before" ]; then
+        cp "$dir/null.yaml" "$dir/killed.yaml" # it was quicker than we
+    fi
+    [ "$(cksum <"$dir/killed.yaml")" = "$before" ] || fail "run $i, killed by $signal, changed the profile"
+    [ ! -e "$dir/killed.yaml.partial" ] || "$pstune" show "$dir/killed.yaml.partial" >/dev/null 2>"$dir/err" ||
+        fail "run $i, killed by $signal, left a partial file that does not read: $(cat "$dir/err")"
+done
+[ $n_killed -ge 10 ] || fail "only $n_killed of 20 runs could be killed"
+expect 0 "" "$pstune" --quick --time 3 --model "$dir/tiny.gguf" --json -o "$dir/killed.yaml"
+grep -q '"complete": true' "$dir/out" || fail "not complete after twenty kills"
+expect 0 "" "$pstune" show "$dir/killed.yaml"
+[ ! -e "$dir/killed.yaml.partial" ] || fail "the partial file stayed"
 
 # A damaged partial file costs a note and a fresh start, nothing else.
 printf 'a: [' >"$dir/null2.yaml.partial"

@@ -55,10 +55,14 @@ int main(int argc, char **argv) {
     if (!d)
         return 1;
     const ps_device_info *i = ps_device_get_info(d);
+    ps_device_link link;
+    ps_device_read_link(d, &link);
+    CHECK(link.gen <= link.max_gen && link.width <= link.max_width, "PCIe %u x%u of %u x%u", link.gen,
+          link.width, link.max_gen, link.max_width);
     printf("%s, %s, driver %s, capability %u.%u, %u multiprocessors, %.1f GiB, L2 %.0f MiB, PCIe %u x%u%s%s; "
            "opened in %.0f ms\n",
            i->name, i->uuid, i->driver, i->cc_major, i->cc_minor, i->n_multiprocessors,
-           (double)i->vram_bytes / 0x1p30, (double)i->l2_bytes / 0x1p20, i->pcie_gen, i->pcie_width,
+           (double)i->vram_bytes / 0x1p30, (double)i->l2_bytes / 0x1p20, link.gen, link.width,
            i->integrated ? ", integrated" : "", i->display ? ", display" : "",
            (double)(ps_clock_ns() - t0) * 1e-6);
     CHECK(i->cc_major * 10 + i->cc_minor >= 75 && i->vram_bytes > 0 && i->n_multiprocessors > 0 &&

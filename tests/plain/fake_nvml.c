@@ -64,7 +64,19 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, fake_nvml
 int nvmlDeviceGetCurrPcieLinkGeneration(void *device, unsigned *out);
 int nvmlDeviceGetCurrPcieLinkGeneration(void *device, unsigned *out) {
     (void)device;
+    *out = 4;
+    return 0;
+}
+int nvmlDeviceGetMaxPcieLinkGeneration(void *device, unsigned *out);
+int nvmlDeviceGetMaxPcieLinkGeneration(void *device, unsigned *out) {
+    (void)device;
     *out = 5;
+    return 0;
+}
+int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned *out);
+int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned *out) {
+    (void)device;
+    *out = 16;
     return 0;
 }
 int nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned *out);

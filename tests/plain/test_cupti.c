@@ -339,7 +339,7 @@ static void test_rig(void) {
     CHECK(g->timer_gap_s >= GAP_NS * 1e-9 * 0.9 && g->timer_gap_s < 1e-3, "%g", g->timer_gap_s);
     CHECK(g->n_checks == 3, "%u", g->n_checks);
     for (uint32_t i = 0; i < g->n_checks; i++)
-        CHECK(g->checks[i].n == 3 && g->checks[i].median_frac > -1 &&
+        CHECK(g->checks[i].n >= 3 && g->checks[i].median_frac > -1 &&
                   g->checks[i].worst_frac <=
                       (CALL_NS * 1e-9 + g->timer_gap_s) / ((CALL_NS + GAP_NS) * 1e-9) - 0.999,
               "%u points, %g, %g with a gap of %g s", g->checks[i].n, g->checks[i].median_frac,

@@ -194,13 +194,15 @@ static void test_figures(bool old) {
     reset();
     ps_nvml *nvml = open_fake();
     char driver[32];
-    uint32_t gen = 9, width = 9;
+    ps_device_link link = {9, 9, 9, 9};
     uint64_t sm = 9, memory = 9, slowed = 9;
     ps_nvml_driver(nvml, driver, sizeof driver);
-    ps_nvml_link(nvml, &gen, &width);
+    ps_nvml_link(nvml, &link);
     ps_nvml_clocks(nvml, &sm, &memory, &slowed);
     CHECK(strcmp(driver, "580.1") == 0, "%s", driver);
-    CHECK(gen == (old ? 0u : 5u) && width == (old ? 0u : 16u), "%u x%u", gen, width);
+    CHECK(link.gen == (old ? 0u : 4u) && link.width == (old ? 0u : 16u) && link.max_gen == (old ? 0u : 5u) &&
+              link.max_width == (old ? 0u : 16u),
+          "%u x%u of %u x%u", link.gen, link.width, link.max_gen, link.max_width);
     CHECK(sm == (old ? 0u : 1980000000u) && memory == (old ? 0u : 3201000000u), "%" PRIu64 " %" PRIu64, sm,
           memory);
     CHECK(slowed == (old ? 0u : 0x40u), "%" PRIx64, slowed);
@@ -239,14 +241,15 @@ static void test_link(void) {
         snprintf(dir, sizeof dir, "%s%s", root, parts[i]);
         CHECK(mkdir(dir, 0700) == 0, "%s", dir);
     }
-    uint32_t gen = 9, width = 9;
-    ps_device_link_sysfs(root, "0000:66:00.0", &gen, &width);
-    CHECK(gen == 0 && width == 0, "%u x%u", gen, width);
+    ps_device_link link = {9, 9, 9, 9};
+    ps_device_link_sysfs(root, "0000:66:00.0", &link);
+    CHECK(link.gen == 0 && link.width == 0 && link.max_gen == 0, "%u x%u", link.gen, link.width);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         put(dir, "current_link_speed", rows[i].speed);
         put(dir, "current_link_width", rows[i].width);
-        ps_device_link_sysfs(root, "0000:65:00.0", &gen, &width);
-        CHECK(gen == rows[i].gen && width == rows[i].lanes, "row %zu: %u x%u", i, gen, width);
+        ps_device_link_sysfs(root, "0000:65:00.0", &link);
+        CHECK(link.gen == rows[i].gen && link.width == rows[i].lanes, "row %zu: %u x%u", i, link.gen,
+              link.width);
     }
     char path[512];
     snprintf(path, sizeof path, "%s/current_link_speed", dir);

@@ -48,6 +48,7 @@ struct device_cuda {
     /* Made at their first record. One index can have both kinds: last is the one recorded last. */
     cudaEvent_t plain[PS_DEVICE_EVENTS], timed[PS_DEVICE_EVENTS], last[PS_DEVICE_EVENTS];
     ps_nvml *nvml; /* NULL: not there */
+    char bus_id[32];
 };
 
 struct graph_cuda {
@@ -446,6 +447,18 @@ ps_status whole_device(ps_device *d, uint64_t *out_used, uint64_t *out_total, ps
     return PS_OK;
 }
 
+void cuda_link(const ps_device *d, ps_device_link *out) {
+    const device_cuda *c = reinterpret_cast<const device_cuda *>(d);
+    ps_device_link by_nvml = {}, by_sysfs = {};
+    if (c->nvml)
+        ps_nvml_link(c->nvml, &by_nvml);
+    ps_device_link_sysfs("", c->bus_id, &by_sysfs);
+    out->gen = by_nvml.gen ? by_nvml.gen : by_sysfs.gen;
+    out->width = by_nvml.width ? by_nvml.width : by_sysfs.width;
+    out->max_gen = by_nvml.max_gen ? by_nvml.max_gen : by_sysfs.max_gen;
+    out->max_width = by_nvml.max_width ? by_nvml.max_width : by_sysfs.max_width;
+}
+
 ps_status cuda_vram_used(ps_device *d, uint64_t *out_bytes, ps_meter *out_how, ps_error *err) {
     uint64_t total;
     if (of(d)->nvml && ps_nvml_meter_read(of(d)->nvml, out_bytes, out_how, nullptr) == PS_OK)
@@ -508,6 +521,7 @@ const ps_device_driver driver = {
     .capture_abort = cuda_capture_abort,
     .graph_launch = cuda_graph_launch,
     .graph_free = cuda_graph_free,
+    .link = cuda_link,
     .vram_used = cuda_vram_used,
     .vram_all = cuda_vram_all,
 };
@@ -597,8 +611,10 @@ void find_nvml(device_cuda *c) {
 
 ps_status prepare(device_cuda *c, ps_error *err) {
     ps_device *d = &c->device;
-    char bus_id[32] = "";
-    TRY(look(c, bus_id, err));
+    TRY(look(c, c->bus_id, err));
+    for (char *p = c->bus_id; *p; p++) /* sysfs has small letters */
+        if (*p >= 'A' && *p <= 'F')
+            *p = (char)(*p - 'A' + 'a');
     find_nvml(c);
     if (c->nvml)
         ps_nvml_meter_begin(c->nvml);
@@ -640,16 +656,8 @@ ps_status prepare(device_cuda *c, ps_error *err) {
     TRY(CALL(d, cudaFuncGetAttributes, &loaded, (const void *)signal_kernel));
     TRY(CALL(d, cudaFuncGetAttributes, &loaded, (const void *)await_kernel));
 
-    if (c->nvml) {
+    if (c->nvml)
         ps_nvml_meter_end(c->nvml, had_context != 0);
-        ps_nvml_link(c->nvml, &d->info.pcie_gen, &d->info.pcie_width);
-    }
-    if (d->info.pcie_gen == 0 || d->info.pcie_width == 0) {
-        for (char *p = bus_id; *p; p++)
-            if (*p >= 'A' && *p <= 'F')
-                *p = (char)(*p - 'A' + 'a');
-        ps_device_link_sysfs("", bus_id, &d->info.pcie_gen, &d->info.pcie_width);
-    }
     return PS_OK;
 }
 

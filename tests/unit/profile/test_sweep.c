@@ -8,6 +8,7 @@
 #include "profile/grid.h"
 #include "profile/null_rig.h"
 #include "profile/sweep.h"
+#include "profile/visits.h"
 
 /* A catalogue of every operation, two products per type. */
 static uint32_t make_kernels(ps_kernel_spec *out) {
@@ -192,6 +193,105 @@ Test(sweep, more_noise_still_within_bounds) {
     cr_expect_eq(over3, 0);
     ps_sweep_free(&r);
     teardown(f);
+}
+
+/* Other work that comes and goes and that no sample tells of: entries that it met are found out by their other visits, and what is not
+ * marked is right. */
+static void under_other_work(bool clock, double frac, double *out_noisy_frac) {
+    fixture *f = setup(false, 4, 0.015, 0.02, 540);
+    ps_null_rig *busy;
+    const ps_null_config config = {.seed = 7,
+                                   .n_threads = 4,
+                                   .noise_frac = 0.015,
+                                   .outlier_frac = 0.02,
+                                   .kernels = f->kernels,
+                                   .n_kernels = f->n_kernels,
+                                   .busy_period_s = 17,
+                                   .busy_frac = frac,
+                                   .busy_times = 1.4,
+                                   .busy_clock = clock};
+    cr_assert_eq(ps_null_rig_new(&config, &busy, &f->err), PS_OK);
+    f->sweep.rig = busy;
+    ps_sweep_result r;
+    cr_assert_eq(ps_sweep_run(&f->sweep, &r, &f->err), PS_OK);
+    uint32_t n = 0, off = 0;
+    for (uint32_t i = 0; i < f->n_tasks; i++) {
+        const ps_task *t = &f->tasks[i];
+        for (uint32_t k = 0; t->measure == PS_MEASURE_KERNEL && k < r.profile->n_points; k++) {
+            const ps_profile_point *q = &r.profile->points[k];
+            if (q->kernel != t->point.kernel || q->rows != t->point.rows || q->cols != t->point.cols ||
+                q->kv_len != t->point.kv_len || q->n_tokens != t->point.n_tokens ||
+                q->heads_kv != t->point.heads_kv || q->n_threads != t->point.n_threads ||
+                q->beside != t->point.beside)
+                continue;
+            double beside;
+            n++;
+            off += !q->time_s.noisy && fabs(q->time_s.median / ps_null_truth(busy, t, &beside) - 1) > 0.05;
+        }
+    }
+    *out_noisy_frac = (double)r.n_noisy / f->n_tasks;
+    cr_log_info("%u points, %u quiet ones wrong, %.0f%% noisy", n, off, 100 * *out_noisy_frac);
+    cr_expect_gt(n, 500);
+    cr_expect_leq(off * 100, n, "%u of %u points that are not marked are wrong by more than 5%%", off, n);
+    ps_sweep_free(&r);
+    ps_null_rig_free(busy);
+    teardown(f);
+}
+
+Test(sweep, other_work_that_comes_and_goes) {
+    double noisy;
+    under_other_work(false, 0.3, &noisy);
+    cr_expect_lt(noisy, 0.1);
+    under_other_work(true, 0.3, &noisy);
+    cr_expect_lt(noisy, 0.1);
+}
+
+Test(visits, the_quickest_that_agree_count) {
+    const ps_stat quiet = {.n = 20, .median = 1, .q1 = 0.99, .q3 = 1.01, .stop = PS_STOP_CONVERGED};
+    ps_stat s = quiet;
+    ps_visits v = {0};
+    ps_visits_add(&v, &(ps_visit){.stat = s, .beside = 5, .clock_s = 1});
+    cr_expect_not(ps_visits_settled(&v, INFINITY));
+    cr_expect_not(ps_visits_result(&v, INFINITY).stat.noisy, "a single visit is what it says itself");
+    cr_expect(ps_visits_result(&v, 0.9).stat.noisy, "but not at a lowered clock");
+    s.median = 1.2; /* a disturbed one */
+    ps_visits_add(&v, &(ps_visit){.stat = s, .beside = 3, .clock_s = 1});
+    cr_expect_not(ps_visits_settled(&v, INFINITY));
+    ps_visit r = ps_visits_result(&v, INFINITY);
+    cr_expect(r.stat.noisy && r.stat.median == 1 && r.stat.n == 20 && r.beside == 5);
+    s.median = 1.03;
+    s.n = 40;
+    ps_visits_add(&v, &(ps_visit){.stat = s, .beside = 2, .clock_s = 1});
+    cr_expect(ps_visits_settled(&v, INFINITY));
+    r = ps_visits_result(&v, INFINITY);
+    cr_expect_not(r.stat.noisy);
+    cr_expect_float_eq(r.stat.median, 1.02, 1e-12);
+    cr_expect_float_eq(r.beside, 3, 1e-12);
+    cr_expect_eq(r.stat.n, 60);
+    /* One at a lowered clock does not count while others are left. */
+    s.median = 0.5;
+    ps_visits_add(&v, &(ps_visit){.stat = s, .clock_s = 2});
+    cr_expect(ps_visits_settled(&v, 1.5));
+    cr_expect_float_eq(ps_visits_result(&v, 1.5).stat.median, 1.02, 1e-12);
+    cr_expect_not(ps_visits_settled(&v, INFINITY));
+    /* Full: the slowest goes. */
+    for (int i = 0; i < 10; i++) {
+        s.median = 0.9 + 0.001 * i;
+        ps_visits_add(&v, &(ps_visit){.stat = s, .clock_s = 1});
+    }
+    cr_expect_eq(v.n, PS_VISITS);
+    for (uint32_t i = 0; i < v.n; i++)
+        cr_expect_leq(v.visit[i].stat.median, 0.91);
+    /* What was measured at the same time must agree as well. */
+    ps_visits both = {0};
+    ps_visits_add(&both, &(ps_visit){.stat = quiet, .other = quiet});
+    s = quiet;
+    s.median = 1.3;
+    ps_visits_add(&both, &(ps_visit){.stat = quiet, .other = s});
+    cr_expect_not(ps_visits_settled(&both, INFINITY));
+    double room[8];
+    cr_expect_float_eq(ps_clock_limit((const double[]){4, 1, 1, 1, 1, 1, 4, 4}, 8, room), 1.08, 1e-12);
+    cr_expect(isinf(ps_clock_limit(NULL, 0, room)));
 }
 
 Test(sweep, quick_keeps_to_its_time_on_two_cores) {

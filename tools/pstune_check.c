@@ -1,0 +1,294 @@
+/* pstune check: points that a profile does not have are measured and held against what is interpolated from those it has. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/progress.h"
+#include "kernels/kernel.h"
+#include "plan/cost.h"
+#include "profile/cpu_rig.h"
+#include "profile/grid.h"
+#include "profile/null_rig.h"
+#include "profile/sweep.h"
+#include "pstune_internal.h"
+
+static const ps_option options[] = {
+    {"points", 'n', PS_OPT_U64, "N", "50", 1, 10000, "How many points."},
+    {"seed", 's', PS_OPT_U64, "N", "1", 0, 1e18, "Another number, other points."},
+    {"model", 'm', PS_OPT_TEXT, "FILE.gguf", NULL, 0, 0,
+     "Points of this model's shapes, as the profile was measured for."},
+    {"time", 0, PS_OPT_F64, "SECONDS", "60", 1, 86400, "Time to spend at most."},
+    {"json", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Print JSON instead of a table."},
+    {"help", 'h', PS_OPT_FLAG, NULL, NULL, 0, 0, "Show this help."},
+    {"man", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Print the man page's source."},
+    {"version", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Show the version."},
+};
+
+static const ps_command command = {
+    .name = "pstune check",
+    .synopsis = "[OPTIONS] FILE",
+    .summary = "Measure random points of CPU kernels and compare them with what the profile says of them.",
+    .details = "Shapes, tokens, KV lengths and threads are off the grid, so each answer of the profile is "
+               "interpolated.\n"
+               "Points that turn out noisy do not count. Exit status 1 where the median of the errors is "
+               "above 10% or\n"
+               "one in ten above 25% (with --model 3% and 8%). A profile of the null device is checked "
+               "against that.",
+    .examples = "  pstune check profile.yaml\n"
+                "  pstune check --model model.gguf --points 200 --json model.yaml",
+    .options = options,
+    .n_options = sizeof options / sizeof *options,
+    .min_args = 1,
+    .max_args = 1,
+};
+
+static const ps_opt_value *option(const ps_opt_value *values, const char *name) {
+    return ps_options_get(&command, values, name);
+}
+
+typedef struct row {
+    const ps_profile_point *found; /* as measured now */
+    ps_cost said;
+    bool known;
+    double error; /* said over measured, minus 1 */
+} row;
+
+typedef struct verdict {
+    row *rows;
+    uint32_t n, n_quiet, n_unknown;
+    double median, tenth, worst; /* of the quiet and known: |error| that half, and one in ten, exceed */
+    bool good;
+} verdict;
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static ps_status judge(const ps_profile *profile, const ps_profile *now, bool model, verdict *v,
+                       ps_error *err) {
+    ps_cost_model *cost = NULL;
+    double *errors = calloc((uint64_t)now->n_points + 1, sizeof *errors);
+    v->rows = calloc((uint64_t)now->n_points + 1, sizeof *v->rows);
+    ps_status st = errors && v->rows ? ps_cost_model_new(profile, &cost, err)
+                                     : ps_error_set(err, PS_E_NOMEM, "check", "no memory for the points");
+    for (uint32_t i = 0; i < now->n_points && st == PS_OK; i++) {
+        const ps_profile_point *p = &now->points[i];
+        const ps_cost_query q = {.kernel = p->kernel,
+                                 .rows = p->rows,
+                                 .cols = p->cols,
+                                 .heads_kv = p->heads_kv,
+                                 .kv_len = (double)p->kv_len,
+                                 .n_tokens = p->n_tokens,
+                                 .n_threads = p->n_threads,
+                                 .beside = p->beside};
+        row *r = &v->rows[v->n++];
+        r->found = p;
+        r->known = ps_cost_lookup(cost, &q, &r->said);
+        r->error = r->known ? r->said.time_s / p->time_s.median - 1 : 0;
+        v->n_unknown += !r->known;
+        if (r->known && !p->time_s.noisy)
+            errors[v->n_quiet++] = fabs(r->error);
+    }
+    if (st == PS_OK && v->n_quiet > 0) {
+        qsort(errors, v->n_quiet, sizeof *errors, by_value);
+        v->median = ps_quantile_sorted(errors, v->n_quiet, 0.5);
+        v->tenth = ps_quantile_sorted(errors, v->n_quiet, 0.9);
+        v->worst = errors[v->n_quiet - 1];
+        v->good =
+            v->n_unknown == 0 && v->median <= (model ? 0.03 : 0.10) && v->tenth <= (model ? 0.08 : 0.25);
+    }
+    ps_cost_model_free(cost);
+    free(errors);
+    return st;
+}
+
+static void print(const ps_profile *now, const verdict *v) {
+    char said[24], found[24];
+    for (uint32_t i = 0; i < v->n; i++) {
+        const row *r = &v->rows[i];
+        const ps_profile_point *p = r->found;
+        char shape[64] = "";
+        if (p->heads_kv)
+            snprintf(shape, sizeof shape, "/%u kv %llu", p->heads_kv, (unsigned long long)p->kv_len);
+        printf("%+7.1f%%  %12s said, %12s found  %-12s %s %llux%llu%s, %u tok, %u thr%s\n", 100 * r->error,
+               r->known ? ps_tune_time_text(r->said.time_s, said) : "nothing",
+               ps_tune_time_text(p->time_s.median, found),
+               r->known ? ps_cost_quality_name(r->said.quality) : "unknown",
+               ps_tune_kernel(now, p->kernel)->name, (unsigned long long)p->rows, (unsigned long long)p->cols,
+               shape, p->n_tokens, p->n_threads, p->time_s.noisy ? " (noisy)" : "");
+    }
+    printf("%u points, %u not noisy and known: error %.1f%% in the median, %.1f%% exceeded by one in ten, "
+           "%.1f%% at worst\n",
+           v->n, v->n_quiet, 100 * v->median, 100 * v->tenth, 100 * v->worst);
+}
+
+static int print_json(const ps_profile *now, const verdict *v) {
+    ps_json *j = ps_json_new(2);
+    ps_json_object(j, NULL);
+    ps_json_bool(j, "good", v->good);
+    ps_json_u64(j, "n", v->n);
+    ps_json_u64(j, "n_quiet", v->n_quiet);
+    ps_json_u64(j, "n_unknown", v->n_unknown);
+    ps_json_f64(j, "median_frac", v->median);
+    ps_json_f64(j, "one_in_ten_frac", v->tenth);
+    ps_json_f64(j, "worst_frac", v->worst);
+    ps_json_array(j, "points");
+    for (uint32_t i = 0; i < v->n; i++) {
+        const row *r = &v->rows[i];
+        const ps_profile_point *p = r->found;
+        ps_json_object(j, NULL);
+        ps_json_str(j, "kernel", ps_tune_kernel(now, p->kernel)->name);
+        ps_json_u64(j, "rows", p->rows);
+        ps_json_u64(j, "cols", p->cols);
+        ps_json_u64(j, "heads_kv", p->heads_kv);
+        ps_json_u64(j, "kv_len", p->kv_len);
+        ps_json_u64(j, "n_tokens", p->n_tokens);
+        ps_json_u64(j, "n_threads", p->n_threads);
+        ps_json_f64(j, "found_s", p->time_s.median);
+        ps_json_bool(j, "noisy", p->time_s.noisy);
+        if (r->known) {
+            ps_json_f64(j, "said_s", r->said.time_s);
+            ps_json_str(j, "known_from", ps_cost_quality_name(r->said.quality));
+            ps_json_f64(j, "error_frac", r->error);
+        }
+        ps_json_close(j);
+    }
+    ps_json_close(j);
+    ps_json_close(j);
+    return ps_tune_json_out(j);
+}
+
+static void show_progress(void *ctx, double frac, const char *label) {
+    ps_progress_update(ctx, frac, label);
+}
+
+/* The machine that the points are measured on. */
+typedef struct rig {
+    ps_machine *machine;
+    ps_cpu_rig *cpu;
+    ps_null_rig *null;
+} rig;
+
+static ps_status open_rig(rig *r, const ps_profile *profile, const ps_model *model, ps_sweep_config *c,
+                          ps_error *err) {
+    if (profile->synthetic) {
+        const ps_null_config nc = {.seed = 2,
+                                   .n_threads = profile->topology.n_allowed,
+                                   .noise_frac = 0.015,
+                                   .kernels = c->kernels,
+                                   .n_kernels = c->n_kernels};
+        c->ops = &ps_null_rig_ops;
+        const ps_status st = ps_null_rig_new(&nc, &r->null, err);
+        c->rig = r->null;
+        return st;
+    }
+    ps_status st = ps_machine_open(NULL, &r->machine, err);
+    if (st != PS_OK)
+        return st;
+    uint8_t hash[PS_HASH_BYTES];
+    ps_machine_hash(r->machine, hash);
+    if (memcmp(hash, profile->machine_hash, sizeof hash) != 0)
+        fprintf(stderr, "pstune: warning: the profile is of another machine (%s)\n",
+                profile->topology.cpu_model);
+    const bool quick = strstr(profile->mode, "quick") != NULL;
+    const ps_cpu_config cc = {
+        .machine = r->machine, .model = model, .cold_bytes = ps_cpu_cold_bytes(r->machine, model, quick)};
+    c->ops = &ps_cpu_rig_ops;
+    st = ps_cpu_rig_new(&cc, &r->cpu, err);
+    c->rig = r->cpu;
+    return st;
+}
+
+/* Threads that the profile knows kernels at: it may have been measured with fewer than are allowed. */
+static uint32_t most_threads(const ps_profile *p) {
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < p->n_points; i++)
+        most = p->points[i].n_threads > most ? p->points[i].n_threads : most;
+    return most;
+}
+
+int ps_tune_check(int argc, char **argv) {
+    ps_opt_value values[sizeof options / sizeof *options];
+    const char *args[1] = {NULL};
+    uint32_t n_args = 0;
+    int code = 0;
+    ps_error err = {0};
+    ps_profile *profile = NULL;
+    ps_gguf *gguf = NULL;
+    ps_model *model = NULL;
+    ps_kernel_spec *kernels = NULL;
+    ps_task *tasks = NULL;
+    rig r = {0};
+    verdict v = {0};
+    ps_sweep_result result = {0};
+    ps_progress progress;
+    ps_sweep_config config = {.mode = "check",
+                              .tool = "pstune " PS_VERSION_STRING,
+                              .created = "",
+                              .max_task_s = 1,
+                              .progress = show_progress,
+                              .ctx = &progress};
+    uint8_t set[PS_HASH_BYTES];
+    if (!ps_tune_parse(&command, argc, argv, values, args, &n_args, &code))
+        return code;
+    config.limit_s = option(values, "time")->f64;
+    const char *model_path = option(values, "model")->text;
+    ps_status st = ps_profile_read(args[0], &profile, &err);
+    if (st == PS_OK)
+        st = ps_tune_catalogue(&kernels, &config.n_kernels, &err);
+    config.kernels = kernels;
+    if (st == PS_OK) {
+        ps_kernel_spec_hash(kernels, config.n_kernels, set);
+        if (memcmp(set, profile->kernel_set, sizeof set) != 0)
+            st = ps_error_set(&err, PS_E_UNSUPPORTED, args[0],
+                              "is of other kernels than this program's: run pstune again");
+    }
+    if (st == PS_OK && model_path)
+        st = ps_gguf_open(model_path, &gguf, &err);
+    if (st == PS_OK && model_path)
+        st = ps_model_open(gguf, &model, &err);
+    if (st == PS_OK)
+        st = open_rig(&r, profile, model, &config, &err);
+    uint32_t n_threads = profile ? most_threads(profile) : 1;
+    if (r.machine && n_threads > r.machine->n_allowed)
+        n_threads = r.machine->n_allowed;
+    if (st == PS_OK)
+        st = ps_grid_random(
+            &(ps_grid_config){
+                .kernels = kernels, .n_kernels = config.n_kernels, .n_threads = n_threads, .model = model},
+            option(values, "seed")->u64, (uint32_t)option(values, "points")->u64, &tasks, &config.n_tasks,
+            &err);
+    config.tasks = tasks;
+    if (st == PS_OK && config.n_tasks == 0)
+        st = ps_error_set(&err, PS_E_UNSUPPORTED, model_path, "no operation of it has a kernel on CPUs");
+    if (st == PS_OK) {
+        ps_progress_start(&progress, stderr);
+        st = ps_sweep_run(&config, &result, &err);
+        ps_progress_end(&progress);
+    }
+    if (st == PS_OK)
+        st = judge(profile, result.profile, model != NULL, &v, &err);
+    if (st != PS_OK) {
+        code = ps_tune_fail(&err);
+    } else {
+        if (option(values, "json")->set)
+            code = print_json(result.profile, &v);
+        else
+            print(result.profile, &v);
+        if (code == 0 && !v.good)
+            code = 1;
+    }
+    free(v.rows);
+    ps_sweep_free(&result);
+    ps_cpu_rig_free(r.cpu);
+    ps_null_rig_free(r.null);
+    ps_machine_close(r.machine);
+    free(tasks);
+    free(kernels);
+    ps_model_close(model);
+    ps_gguf_close(gguf);
+    ps_profile_free(profile);
+    return code;
+}

@@ -2,7 +2,7 @@
 """Bits and numerics of a GPU run, against goldens of this repository.
 
 Usage: gpu_numerics.py --bin BUILD --work DIR [--models DIR] [--device NAME] [--json FILE]
-Needs Python alone (numpy makes it faster). Three parts:
+Needs Python alone; numpy makes it many times faster. Three parts:
   bits      one family, several budgets (resident, streamed, direct in other shares), ten runs each of the first: all logits
             must be the same bytes
   numerics  each family on the real models that are in --models: positions whose best token differs from the float32
@@ -14,11 +14,17 @@ Exit 0: all within limits; 1: not.
 import argparse
 import array
 import hashlib
-import json
 import math
 import os
 import subprocess
 import sys
+
+from gpu_common import base_bytes, on, read_json, write_json
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FAMILIES = ["gpu", "direct", "static", "dynamic", "split"]
@@ -40,6 +46,7 @@ class Run:
     def note(self, ok, what, **figures):
         self.failed += not ok
         self.results.append({"what": what, "ok": bool(ok), **figures})
+        write_json(self.o.json, self.results)
         text = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items())
         print(f"{'ok    ' if ok else 'FAILED'} {what}: {text}", flush=True)
 
@@ -54,11 +61,7 @@ class Run:
         return out
 
     def base(self, model):
-        with open(self.profile(model), encoding="utf-8") as f:
-            for line in f:
-                if line.strip().startswith("base_bytes:"):
-                    return int(line.split(":")[1])
-        return 0
+        return base_bytes(self.profile(model))
 
     def logits(self, model, family, budget, ids, window, chunk, context=256):
         plan, out = self.path("n.plan"), self.path("n.f32")
@@ -67,15 +70,26 @@ class Run:
         must(command + (["--force", family] if family else []))
         run = [f"{self.o.bin}/psrun", "-q", "-p", plan, "--teacher-force", ids, "--window", str(window), "--chunk", str(chunk),
                "--logits-out", out]
-        must(run + (["--device", self.o.device] if family else []) + [model])
+        must(run + (on(self.o.device) if family else []) + [model])
         with open(out, "rb") as f:
             return f.read()
 
 
 def floats(data):
+    if numpy is not None:
+        return numpy.frombuffer(data, dtype=numpy.float32)
     a = array.array("f")
     a.frombytes(data)
     return a
+
+
+def likeliest(row):
+    """Index of the largest, and log of the sum of exponentials."""
+    if numpy is not None:
+        top = int(row.argmax())
+        return top, float(numpy.log(numpy.exp(row.astype(numpy.float64) - float(row[top])).sum())) + float(row[top])
+    top = row.index(max(row))
+    return top, math.log(sum(math.exp(x - row[top]) for x in row)) + row[top]
 
 
 def write_ids(path, tokens):
@@ -103,13 +117,18 @@ def bits(run, model, ids, n, label):
                  different=len(seen), runs=run.o.runs, different_runs=len(set(first)))
 
 
-def tiny(run, preset):
+def tiny_model(run, preset):
     model, ids, n = run.path(preset + ".gguf"), run.path("tiny.ids"), 48
     must([f"{run.o.bin}/pssynth", "--preset", preset, model])
     write_ids(ids, [(i * 37 + 11) % 250 for i in range(n)])
+    return model, ids, n
+
+
+def tiny(run, preset):
+    model, ids, n = tiny_model(run, preset)
     budget = f"{(run.base(model) + (224 << 20)) >> 20}MiB"
     for chunk in (1, n):
-        ref = floats(run.logits(model, "", "host", ids, n, chunk))
+        ref = [float(x) for x in floats(run.logits(model, "", "host", ids, n, chunk))]
         norm = math.sqrt(sum(x * x for x in ref))
         for family in FAMILIES:
             got = floats(run.logits(model, family, budget, ids, n, chunk))
@@ -117,11 +136,10 @@ def tiny(run, preset):
             run.note(len(got) == len(ref) and off < 0.05, f"{preset}, {family}, steps of {chunk}", relative_difference=off)
 
 
-def coarse_kl(log_prob, best, row, top):
-    total = math.log(sum(math.exp(x - row[top]) for x in row)) + row[top]
+def coarse_kl(log_prob, best, row, total):
     kl, p_rest, q_rest = 0.0, 1.0, 1.0
     for lp, b in zip(log_prob, best):
-        p, q = math.exp(lp), row[b] - total
+        p, q = math.exp(lp), float(row[b]) - total
         kl += p * (lp - q)
         p_rest -= p
         q_rest -= math.exp(q)
@@ -129,12 +147,16 @@ def coarse_kl(log_prob, best, row, top):
     return kl + p_rest * math.log(p_rest / max(q_rest, 1e-12))
 
 
-def real(run, name, model):
-    with open(os.path.join(ROOT, "tests/golden/numerics", name + "-top.json"), encoding="utf-8") as f:
-        golden = json.load(f)
-    rows, window = golden["rows"], golden["window"]
+def real_ids(run, name):
     ids = run.path(name + ".ids")
-    write_ids(ids, [r[0] for r in rows])
+    write_ids(ids, [r[0] for r in read_json(os.path.join(ROOT, "tests/golden/numerics", name + "-top.json"))["rows"]])
+    return ids
+
+
+def real(run, name, model):
+    golden = read_json(os.path.join(ROOT, "tests/golden/numerics", name + "-top.json"))
+    rows, window = golden["rows"], golden["window"]
+    ids = real_ids(run, name)
     clear = sum(r[1] >= golden["gap"] for r in rows)
     peer, peer_kl = golden["llama_cpp"]["disagree"], golden["llama_cpp"]["coarse_kl_mean"]
     for chunk in (window, 1):
@@ -145,9 +167,9 @@ def real(run, name, model):
             n_vocab, differ, kl = len(data) // len(rows), 0, 0.0
             for i, (_, gap, best, log_prob) in enumerate(rows):
                 row = data[i * n_vocab:(i + 1) * n_vocab]
-                top = row.index(max(row))
+                top, total = likeliest(row)
                 differ += gap >= golden["gap"] and top != best[0]
-                kl += coarse_kl(log_prob, best, row, top) / len(rows)
+                kl += coarse_kl(log_prob, best, row, total) / len(rows)
             ok = differ <= peer + 2e-4 * clear + 1 and kl <= 1.1 * peer_kl + 1e-5
             run.note(ok, f"{name}, {family}, steps of {chunk}", differ=differ, of_clear=clear, llama_cpp=peer, kl=kl, llama_cpp_kl=peer_kl)
 
@@ -159,6 +181,7 @@ def main():
     a.add_argument("--models")
     a.add_argument("--device", default="cuda")
     a.add_argument("--parts", default="tiny,bits,real")
+    a.add_argument("--only", help="of the real models: smollm2 or gemma3")
     a.add_argument("--runs", type=int, default=10, help="of one placement, for bits")
     a.add_argument("--json")
     run = Run(a.parse_args())
@@ -167,21 +190,21 @@ def main():
     for preset in ("tiny-llama", "tiny-qwen3moe"):
         if "tiny" in parts:
             tiny(run, preset)
-    if "tiny" in parts and "bits" in parts:
-        bits(run, run.path("tiny-qwen3moe.gguf"), run.path("tiny.ids"), 48, "tiny-qwen3moe")
+    if "bits" in parts and not run.o.only:
+        model, ids, n = tiny_model(run, "tiny-qwen3moe")
+        bits(run, model, ids, n, "tiny-qwen3moe")
     for name, file in REAL.items():
         path = os.path.join(run.o.models or "", file)
-        if "real" not in parts:
+        if run.o.only not in (None, name) or not {"real", "bits"} & set(parts):
             continue
         if run.o.models and os.path.exists(path):
-            real(run, name, path)
+            if "real" in parts:
+                real(run, name, path)
             if "bits" in parts:
-                bits(run, path, run.path(name + ".ids"), 128, name)
+                bits(run, path, real_ids(run, name), 128, name)
         else:
             print(f"not run: {name} is not in {run.o.models}", flush=True)
-    if run.o.json:
-        with open(run.o.json, "w", encoding="utf-8") as f:
-            json.dump(run.results, f, indent=1)
+    write_json(run.o.json, run.results)
     print(f"{run.failed} failed of {len(run.results)}")
     return 1 if run.failed else 0
 

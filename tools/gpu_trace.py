@@ -4,6 +4,7 @@
 Usage: gpu_trace.py TRACE.json [--json]. For the steps of each tier (the first one of each, which warms up, left out where there
 are more): median step, share of it that each queue is busy, and for steps with a CPU part in their layers
   overhead_us   (step - sum over layers of the longer of the CPU's and the GPU's busy time in that layer) / layers
+  host_us, gpu_us   medians over the layers of the CPU's and the GPU's busy time
 """
 import json
 import statistics
@@ -31,25 +32,32 @@ def figures(step):
     if len(both) > 1:
         longer = sum(max(union(l.get("cpu", [])), union(l.get("gpu", []))) for l in layers.values())
         out["overhead_us"] = (step["step_s"] - longer) / len(layers) * 1e6
+        out["host_us"] = statistics.median(union(l["cpu"]) for l in both) * 1e6
+        out["gpu_us"] = statistics.median(union(l["gpu"]) for l in both) * 1e6
     return out
 
 
-def main():
-    with open(sys.argv[1], encoding="utf-8") as f:
+def tiers(path):
+    """One row per level, tier and number of tokens."""
+    with open(path, encoding="utf-8") as f:
         trace = json.load(f)
-    tiers = {}
+    found, rows = {}, []
     for step in trace["steps"]:
-        tiers.setdefault((step["level"], step["tier"], step["n_tokens"]), []).append(figures(step))
-    rows = []
-    for (level, tier, tokens), steps in sorted(tiers.items()):
+        found.setdefault((step["level"], step["tier"], step["n_tokens"]), []).append(figures(step))
+    for (level, tier, tokens), steps in sorted(found.items()):
         steps = steps[1:] or steps
         row = {"level": level, "tier": tier, "n_tokens": tokens, "n": len(steps)}
-        for key in ("step_s", "predicted_s", "overhead_us"):
+        for key in ("step_s", "predicted_s", "overhead_us", "host_us", "gpu_us"):
             values = [s[key] for s in steps if key in s]
             if values:
                 row[key] = statistics.median(values)
         row["busy"] = {q: statistics.median(s["busy"].get(q, 0.0) for s in steps) for q in steps[0]["busy"]}
         rows.append(row)
+    return rows
+
+
+def main():
+    rows = tiers(sys.argv[1])
     if "--json" in sys.argv:
         print(json.dumps(rows, indent=1))
         return

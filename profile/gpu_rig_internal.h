@@ -30,7 +30,8 @@ enum {
 enum { PS_GPU_TIMER_VALUES = 16, PS_GPU_TIMER_POINTS = 5 };
 typedef struct ps_gpu_difference {
     uint32_t n;
-    double frac[PS_GPU_TIMER_POINTS]; /* by CUPTI / by events - 1 */
+    const ps_task *task[PS_GPU_TIMER_POINTS]; /* a task is visited more than once */
+    double frac[PS_GPU_TIMER_POINTS];         /* by CUPTI / by events - 1 */
 } ps_gpu_difference;
 typedef struct ps_gpu_timer {
     bool required;    /* events will not do */

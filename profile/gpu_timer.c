@@ -211,7 +211,10 @@ static ps_status graph_anew(ps_gpu_rig *r, ps_error *err) {
 ps_status ps_gpu_timer_compare(ps_gpu_rig *r, ps_gpu_run *run, uint32_t n_calls, ps_error *err) {
     ps_gpu_timer *t = &r->timer;
     ps_gpu_difference *d = difference_of(r);
-    if (!t->cupti || !covers(r->task) || d->n == PS_GPU_TIMER_POINTS || t->spent_s > most_spent_s)
+    bool again = false;
+    for (uint32_t i = 0; i < d->n; i++)
+        again |= d->task[i] == r->task;
+    if (again || !t->cupti || !covers(r->task) || d->n == PS_GPU_TIMER_POINTS || t->spent_s > most_spent_s)
         return PS_OK;
     double s = 0, by[N_BY_EVENTS + 1];
     ps_error why = {0};
@@ -243,6 +246,7 @@ void ps_gpu_timer_after(ps_gpu_rig *r) {
     if (t->by_events_s < least_s)
         return;
     ps_gpu_difference *d = difference_of(r);
+    d->task[d->n] = r->task;
     d->frac[d->n++] = median_of(t->values, t->n_values) / t->by_events_s - 1;
 }
 

@@ -76,7 +76,7 @@ def device_ptx(c):
 
 KERNELS = ("matmul.f matmul.bf matmul.q4 matmul.q5 matmul.q6 matmul.q8 gemm.f gemm.q4 gemm.q5 gemm.q6 gemm.q8 matvec.f32 matvec.f16 "
            "matvec.bf16 matvec.q4_0 matvec.q4_1 matvec.q5_0 matvec.q5_1 matvec.q8_0 matvec.q4_k matvec.q5_k matvec.q6_k rmsnorm rope "
-           "kv_store attention.split attention.flash copy glu add convert gather moe_route argmax moe.f moe.bf moe.q4 moe.q5 moe.q6 "
+           "kv_store attention.split attention.flash copy topk glu add convert gather moe_route argmax moe.f moe.bf moe.q4 moe.q5 moe.q6 "
            "moe.q8").split()
 
 
@@ -219,7 +219,9 @@ def model(c, preset):
 
 
 def pstune(c, out, *options, seconds=None):
-    rc, _, err, s = c.run([c.tool("pstune"), "--device", c.o.device, *(["--cupti", c.o.cupti] if c.o.cupti else []), *options, "-o", out], seconds)
+    timer = ["--timer", "events"] if c.state.get("timer") == "events" and "--timer" not in options else []
+    cupti = ["--cupti", c.o.cupti] if c.o.cupti and "events" not in [*timer, *options] else []
+    rc, _, err, s = c.run([c.tool("pstune"), "--device", c.o.device, *timer, *cupti, *options, "-o", out], seconds)
     if rc != 0:
         raise RuntimeError(f"pstune: exit {rc}: {err[-200:]}")
     return s
@@ -230,6 +232,32 @@ def profile(c, preset):
     if not os.path.exists(path):
         pstune(c, path, "--quick", "--model", file, "--time", str(c.scale.quick_s), seconds=120)
     return path
+
+
+@part("timer", 120, "CUPTI can be used; short profiles by it and by events")
+def timer(c):
+    paths = [c.work(f"timer-{t}.yaml") for t in ("events", "cupti")]
+    seconds = "4" if c.emulated else "20"
+    pstune(c, paths[0], "--quick", "--fresh", "--time", seconds, "--timer", "events", seconds=50)
+    try:
+        pstune(c, paths[1], "--quick", "--fresh", "--time", seconds, "--timer", "cupti", seconds=60)
+    except RuntimeError as e:
+        c.state["timer"] = "events"  # nothing after this is held up by it
+        c.not_run("GPU time by CUPTI", str(e))
+        return
+    c.state["timer"] = "auto"
+    g = show(c, paths[1])["gpu"]
+    checks = g["timer_checks"]
+    c.row("GPU time by CUPTI", f"gap {g['timer_gap_s'] * 1e9:.0f} ns, kernel in a graph {g['graph_node_s']['median'] * 1e9:.0f} ns", "it can be used", True)
+    if checks:
+        worst = max(checks, key=lambda k: abs(k["median_frac"]))
+        c.row("CUPTI against events, quick", f"{sum(k['n'] for k in checks)} points, worst kernel {100 * worst['median_frac']:+.1f}%", "within 5% over 20 us",
+              abs(worst["median_frac"]) <= 0.05, checks=checks)
+    d = json.loads(c.run([c.tool("pstune"), "diff", "--json", *paths])[1])
+    speeds = sorted(e["speed"] for e in d["entries"] if e["name"].startswith("cuda."))
+    if speeds:
+        c.row("kernels by CUPTI against by events", f"{len(speeds)} points, time {100 * (1 / statistics.median(speeds) - 1):+.1f}% in the median, "
+              f"{100 * (1 / speeds[-1] - 1):+.0f}% to {100 * (1 / speeds[0] - 1):+.0f}%")
 
 
 @part("models", 240, "synthetic models in real shapes, and a profile for each")
@@ -498,17 +526,32 @@ def points_part(c, path, *more):
     r = rows.pop()
     c.detail[c.part] = rows
     worst = max(rows, key=lambda x: x["off_frac"])
-    c.row(f"{r['points']} points off the grid: median, nine in ten", f"{100 * r['median_frac']:.1f}%, {100 * r['nine_in_ten_frac']:.1f}%",
+    c.row(f"GPU, {r['points']} points off the grid: median, nine in ten", f"{100 * r['median_frac']:.1f}%, {100 * r['nine_in_ten_frac']:.1f}%",
           f"{100 * r['target_frac'][0]:.0f}%, {100 * r['target_frac'][1]:.0f}%", r["met"], worst=worst)
 
 
-@part("points", 120, "the default grid answers for 50 points that it does not hold")
+def points_cpu(c, path, *more):
+    rc, out, err, _ = c.run([c.tool("pstune"), "check", "--json", "--time", "45", *more, path])
+    if rc not in (0, 1) or not out:
+        c.failed("CPU, points off the grid", f"exit {rc}: {err[-200:]}")
+        return
+    d = json.loads(out)
+    c.detail[c.part + "-cpu"] = d["points"]
+    c.row(f"CPU, {d['n_quiet']} points off the grid: median, nine in ten", f"{100 * d['median_frac']:.1f}%, {100 * d['one_in_ten_frac']:.1f}%",
+          "3%, 8%" if "--model" in more else "10%, 25%", d["good"])
+
+
+@part("points", 180, "the default grid answers for 50 points that it does not hold")
 def points(c):
+    if not c.emulated:  # a synthetic profile would be held against the null device
+        points_cpu(c, tuned(c, "tune-a"))
     points_part(c, tuned(c, "tune-a"), "--points", "50" if not c.emulated else "10")
 
 
-@part("points_model", 120, "a model's profile likewise")
+@part("points_model", 180, "a model's profile likewise")
 def points_model(c):
+    if not c.emulated:
+        points_cpu(c, profile(c, c.scale.moe), "--model", model(c, c.scale.moe))
     points_part(c, profile(c, c.scale.moe), "--model", model(c, c.scale.moe), "--points", "50" if not c.emulated else "10")
 
 

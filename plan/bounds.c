@@ -61,10 +61,9 @@ static double over(double amount, double rate) {
 
 /* With a GPU. What the budget leaves beside context and libraries holds what every step reads first (all but experts, and
  * the KV), then experts. What is left on the host is divided between CPU and bus. */
-static void gpu_bounds(const ps_lower_request *r, double *out_raw_s, double *out_reachable_s) {
+static void gpu_bounds(const ps_lower_request *r, double room, double *out_raw_s, double *out_reachable_s) {
     const ps_profile_gpu *g = &r->profile->gpu;
     ps_step_work w = ps_step_work_of(r, r->bucket_tokens);
-    double room = fmax((double)r->level->budget_bytes - (double)g->base_bytes, 0);
     double always = w.weight_bytes - w.expert_bytes + w.kv_bytes, held = fmin(room, always);
     double experts = w.all_expert_bytes > 0 ? fmin((room - held) / w.all_expert_bytes, 1) : 0;
     double resident = held + experts * w.expert_bytes, all = always + w.expert_bytes, left = all - resident;
@@ -102,9 +101,20 @@ static void gpu_bounds(const ps_lower_request *r, double *out_raw_s, double *out
     *out_reachable_s = reachable;
 }
 
+double ps_bound_in_vram(const ps_lower_request *r) {
+    double raw, reachable;
+    gpu_bounds(r, INFINITY, &raw, &reachable);
+    return raw;
+}
+
+double ps_bound_hand_over_s(const ps_lower_request *r) {
+    return (r->level ? hand_over_per_layer_s : barriers_per_layer_s) * r->model->n_layers;
+}
+
 void ps_bounds(const ps_lower_request *r, double *out_raw_s, double *out_reachable_s) {
     if (r->level) {
-        gpu_bounds(r, out_raw_s, out_reachable_s);
+        gpu_bounds(r, fmax((double)r->level->budget_bytes - (double)r->profile->gpu.base_bytes, 0), out_raw_s,
+                   out_reachable_s);
         return;
     }
     ps_step_work w = ps_step_work_of(r, r->bucket_tokens);

@@ -27,6 +27,11 @@ ps_step_work ps_step_work_of(const ps_lower_request *r, uint64_t kv_len);
  * reachable, where the CPU takes part: plus attention on the GPU at its ceilings and 15 us of hand-over per layer. */
 void ps_bounds(const ps_lower_request *r, double *out_raw_s, double *out_reachable_s);
 
+/* Raw bound of a level with a GPU (r->level) if its budget held all weights and KV. */
+double ps_bound_in_vram(const ps_lower_request *r);
+/* What the reachable bound counts for hand-overs, without a GPU for barriers, where the CPU takes part. */
+double ps_bound_hand_over_s(const ps_lower_request *r);
+
 #ifdef __cplusplus
 }
 #endif

@@ -68,6 +68,9 @@ typedef struct psplan_found {
     uint64_t copied, direct, host;
 } psplan_found;
 psplan_found psplan_find_weights(const psplan_view *v, const ps_tier *t);
+/* Of a level's tiers: busy queues and losses (plan/loss.h), as a table and as members of a tier's object. */
+void psplan_loss_table(const psplan_view *v, const ps_level *l, ps_text *t);
+void psplan_loss_json(const psplan_view *v, const ps_level *l, const ps_tier *tier, ps_json *j);
 void psplan_table(const psplan_view *v, ps_text *t);
 void psplan_json(const psplan_view *v, ps_json *j);
 /* Where the time goes and why. Errors: PS_E_NOMEM. */

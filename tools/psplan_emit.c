@@ -1,4 +1,4 @@
-/* psplan emit: a document as something else. psplan check: proof that a plan is safe for a model. */
+/* psplan emit: a document as something else. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -137,60 +137,6 @@ int psplan_emit(int argc, char **argv) {
     free(data);
     ps_plan_free(plan);
     ps_trace_free(trace);
-    psplan_model_close(&m);
-    return psplan_finish(status, &err);
-}
-
-static const ps_option check_options[] = {{"json", 'j', PS_OPT_FLAG, NULL, NULL, 0, 0, "Print JSON."},
-                                          PS_CLI_ROWS};
-enum { N_CHECK_OPTIONS = sizeof check_options / sizeof check_options[0] };
-
-static const ps_command check_command = {
-    .name = "psplan check",
-    .synopsis = "[OPTIONS] PLAN MODEL.gguf",
-    .summary = "Prove every level of a plan safe for a model, as psrun does before it runs one.",
-    .details =
-        "Exit code 0: safe. 1: the plan is for another model. 65: not safe, with the place and reason.",
-    .examples = "  psplan check model.plan.yaml model.gguf",
-    .options = check_options,
-    .n_options = N_CHECK_OPTIONS,
-    .min_args = 2,
-    .max_args = 2,
-};
-
-int psplan_check(int argc, char **argv) {
-    ps_opt_value values[N_CHECK_OPTIONS];
-    const char *args[2];
-    uint32_t n_args;
-    int code;
-    if (!psplan_parse(&check_command, argc, argv, values, args, &n_args, &code))
-        return code;
-    ps_error err = {0};
-    ps_plan *plan = NULL;
-    psplan_model m = {0};
-    ps_status status = ps_plan_read(args[0], &plan, &err);
-    if (!status)
-        status = psplan_model_open(args[1], &m, &err);
-    if (!status) {
-        status = ps_plan_match_model(plan, m.model, &err);
-        for (uint32_t i = 0; !status && i < plan->n_levels; i++)
-            status = ps_plan_check(plan, &plan->levels[i], m.model, &err);
-        if (status)
-            ps_error_prefix(&err, args[0]);
-    }
-    if (!status && ps_options_get(&check_command, values, "json")->set) {
-        ps_json *j = ps_json_new(2);
-        ps_json_object(j, NULL);
-        ps_json_bool(j, "safe", true);
-        ps_json_u64(j, "n_levels", plan->n_levels);
-        ps_json_u64(j, "n_programs", plan->n_programs);
-        ps_json_close(j);
-        status = psplan_print(ps_json_end(j, NULL), &err);
-    } else if (!status) {
-        printf("%s: safe: %u level%s, %u program%s\n", args[0], plan->n_levels,
-               plan->n_levels == 1 ? "" : "s", plan->n_programs, plan->n_programs == 1 ? "" : "s");
-    }
-    ps_plan_free(plan);
     psplan_model_close(&m);
     return psplan_finish(status, &err);
 }

@@ -120,6 +120,7 @@ static void level_table(const psplan_view *v, const ps_level *l, ps_text *t) {
                        rate(r, r->step_empty_s), rate(r, r->step_full_s),
                        share(r->raw_bound_s, r->step_full_s), share(r->reachable_bound_s, r->step_full_s));
     }
+    psplan_loss_table(v, l, t);
 }
 
 void psplan_table(const psplan_view *v, ps_text *t) {
@@ -135,10 +136,12 @@ void psplan_table(const psplan_view *v, ps_text *t) {
                        v->profile->gpu.timer == PS_TIMER_CUPTI ? "CUPTI" : "CUDA events");
     for (uint32_t i = 0; i < v->plan->n_levels; i++)
         level_table(v, &v->plan->levels[i], t);
-    ps_text_printf(t,
-                   "\nfull: the sequences hold the whole context; shares are of the bounds there.\n%u "
-                   "program%s, plan in %s\n",
-                   v->plan->n_programs, v->plan->n_programs == 1 ? "" : "s", v->output_path);
+    ps_text_printf(
+        t,
+        "\nfull: the sequences hold the whole context; shares are of the bounds there. Below them: how busy\n"
+        "queues and link are, and what the step's time is made of (psplan.md, Bounds).\n%u "
+        "program%s, plan in %s\n",
+        v->plan->n_programs, v->plan->n_programs == 1 ? "" : "s", v->output_path);
 }
 
 static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
@@ -185,6 +188,7 @@ static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
             ps_json_u64(j, "cpu_bytes", f.host);
             ps_json_u64(j, "max_direct", r->max_direct);
         }
+        psplan_loss_json(v, l, r, j);
         ps_json_close(j);
     }
     ps_json_close(j);

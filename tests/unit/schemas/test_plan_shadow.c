@@ -42,8 +42,10 @@ Test(plan_shadow, the_judge_passes_valid_plans) {
         plan_case c;
         plan_case_open_with(&c, shapes[i], small_levels, 2);
         for (uint32_t l = 0; l < 2; l++)
-            cr_assert_str_eq(judge_level(c.plan, &c.plan->levels[l], c.model, 8, 7, why), "");
+            cr_assert_str_eq(judge_level(c.plan, &c.plan->levels[l], c.model, 4, 7, why), "");
         plan_case_close(&c);
+        if (i % 3 != 0) /* slow: with rings, and without */
+            continue;
         plan_case_open_with(&c, shapes[i], tiled_levels, 1);
         cr_assert_str_eq(judge_level(c.plan, &c.plan->levels[0], c.model, 1, 7, why), "");
         plan_case_close(&c);
@@ -63,11 +65,11 @@ Test(plan_shadow, the_judge_passes_valid_plans_with_a_gpu) {
     for (int i = 0; i < 4; i++)
         for (uint32_t program = 2; program <= 6; program++) {
             plan_case c;
-            if (!fits(gpu_shapes[i], program) || (program == 4 && i % 3 == 0))
+            if (!fits(gpu_shapes[i], program) || (program == 4 && i != 2))
                 continue;
             pb_config level = plan_case_level(program);
             plan_case_open_with(&c, gpu_shapes[i], &level, 1);
-            judge_level(c.plan, c.plan->levels, c.model, program == 4 ? 1 : 8, 7, why);
+            judge_level(c.plan, c.plan->levels, c.model, program == 4 ? 1 : 4, 7, why);
             cr_assert_str_eq(why, "", "%s, program %u: %s", gpu_shapes[i]->arch, program, why);
             plan_case_close(&c);
         }
@@ -107,7 +109,7 @@ static void run_relaxed(const mb_shape *shape, uint32_t program, uint32_t n_muta
     const pb_config level = plan_case_level(program);
     plan_case_open_with(&c, shape, &level, 1);
     uint32_t n_instrs = c.plan->programs[program].n_instrs, n_free = relax(c.plan, c.plan->levels, c.model);
-    judge_level(c.plan, c.plan->levels, c.model, 8 * n_schedules, seed, why);
+    judge_level(c.plan, c.plan->levels, c.model, program == 4 ? 1 : 4 * n_schedules, seed, why);
     cr_assert_str_eq(why, "", "%s, program %u with few waits: %s", shape->arch, program, why);
     cr_assert_gt(n_free * 8, n_instrs, "%s, program %u: %u of %u wait for nothing", shape->arch, program,
                  n_free, n_instrs);
@@ -164,7 +166,7 @@ Test(plan_shadow, accepted_mutants_are_safe) {
 
 Test(plan_shadow, accepted_mutants_over_tiles_are_safe) {
     tally n = {0};
-    run_mutants(tiled_levels, 1, mutants(6), 1, first_seed(777), &n);
+    run_mutants(tiled_levels, 1, mutants(4), 1, first_seed(777), &n);
     expect_both("plans over tiles", &n, 24, 3);
 }
 
@@ -230,6 +232,6 @@ Test(plan_shadow, accepted_mutants_with_a_gpu_are_safe) {
 
 Test(plan_shadow, accepted_mutants_with_a_gpu_over_tiles_are_safe) {
     tally n = {0};
-    run_relaxed(&mb_qwen3moe_small, 4, mutants(20), 1, first_seed(815), &n);
+    run_relaxed(&mb_qwen3moe_small, 4, mutants(12), 1, first_seed(815), &n);
     expect_both("plans with a GPU, over tiles", &n, 16, 3);
 }

@@ -6,6 +6,7 @@
 
 #include "core/file.h"
 #include "machine/topology.h"
+#include "plan/nearest.h"
 #include "psplan.h"
 
 static const ps_option options[] = {
@@ -420,9 +421,12 @@ int psplan_plan(int argc, char **argv) {
                                .tool = "psplan " PS_VERSION_STRING,
                                .created = created};
     status = ps_plan_build(&request, &plan, &shortage, &err);
-    if (status == PS_E_INFEASIBLE && get(values, "json")->set && shortage.needed_bytes) {
+    if (status == PS_E_INFEASIBLE) {
         ps_error ignored;
-        show_shortage(&shortage, &err, &ignored);
+        ps_status found = ps_plan_nearest(&request, &shortage, &err);
+        status = found ? found : status;
+        if (status == PS_E_INFEASIBLE && get(values, "json")->set && shortage.needed_bytes)
+            show_shortage(&shortage, &err, &ignored);
     }
     if (status)
         goto done;

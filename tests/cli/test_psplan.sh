@@ -93,6 +93,25 @@ expect 1 "bytes short" "${gpu[@]}" --budget 600MiB -o "$dir/not.yaml" "$m"
 "${gpu[@]}" --budget 600MiB --json -o "$dir/not.yaml" "$m" >"$dir/j" 2>/dev/null
 [ $? -eq 1 ] || fail "infeasible budget --json"
 json 'd["short_bytes"] > 0 and d["nearest_budget_bytes"] >= d["needed_bytes"] and d["largest"]' "$dir/j"
+# R15: what is named fits and a step less does not: MiB of VRAM, of the level that is short.
+must "$bin/pssynth" --preset llama3-8b-q4_0 --sparse "$dir/8b.gguf"
+short=("$bin/psplan" --profile "$dir/gpu.yaml" --context 8192 --parallel 8 --force gpu --max-step 64 --output "$dir/least.bin")
+"${short[@]}" --budget 2GiB,740MiB --json "$dir/8b.gguf" >"$dir/j" 2>"$dir/err"
+[ $? -eq 1 ] && grep -q '^psplan: 740MiB: context 8192 .* bytes short; the largest part is .*MiB would do; ' "$dir/err" || fail "R15: $(cat "$dir/err")"
+json 'd["short_bytes"] == d["needed_bytes"] - d["memory_bytes"] > 0 and d["memory_bytes"] == 740 << 20 and d["needed_bytes"] == d["nearest_budget_bytes"]' "$dir/j"
+least=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["nearest_budget_bytes"] >> 20)' "$dir/j")
+must "${short[@]}" --budget "${least}MiB" "$dir/8b.gguf"
+expect 1 "${least}MiB would do" "${short[@]}" --budget "$((least - 1))MiB" "$dir/8b.gguf"
+# Tokens of context, where host memory is short.
+sed 's/\bmemory_bytes: .*/memory_bytes: 6000000000/' "$dir/gpu.yaml" >"$dir/6gb.yaml"
+for f in "--budget host" "--budget host,1GiB --force static"; do
+  short=("$bin/psplan" --profile "$dir/6gb.yaml" --parallel 4 --max-step 64 $f --output "$dir/least.bin")
+  "${short[@]}" --context 8192 --json "$dir/8b.gguf" >"$dir/j" 2>"$dir/err"
+  [ $? -eq 1 ] && grep -q 'context 8192 .* bytes short; the largest part is the weights .*a context of .* would fit' "$dir/err" || fail "R15: $(cat "$dir/err")"
+  most=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["nearest_context"])' "$dir/j")
+  must "${short[@]}" --context "$most" "$dir/8b.gguf"
+  expect 1 "a context of $most would fit" "${short[@]}" --context "$((most + 256))" "$dir/8b.gguf"
+done
 # What is said to do does, for every family: also where products of resident weights want more scratch than streamed ones, and
 # steps of some tokens more than longer ones.
 must "$bin/pstune" --null --device null --output "$dir/null.yaml"

@@ -22,6 +22,7 @@ class Check:
 
     def __init__(self, o, state):
         self.o, self.state, self.part, self.part_end = o, state, "", 0.0
+        self.unfinished = False  # a part sets it that --resume is to go on with
         self.start = time.time()
         self.emulated = o.device == "emulated"
         self.scale = gpu_parts.TINY if self.emulated else gpu_parts.REAL
@@ -85,7 +86,7 @@ class Check:
 
     # ---- the parts ----
     def go(self, part):
-        self.part, begin = part.name, time.time()
+        self.part, self.unfinished, begin = part.name, False, time.time()
         rest = self.o.limit - (begin - self.start) if self.o.limit else 1e9
         limit = min(part.limit_s * self.o.stretch, rest)
         if rest < 10:
@@ -107,7 +108,7 @@ class Check:
         except Exception as e:  # a part that breaks must not take the others with it
             ended = True
             self.failed(part.about, f"{type(e).__name__}: {e}")
-        if ended and part.name not in self.state["ended"]:
+        if ended and not self.unfinished and part.name not in self.state["ended"]:
             self.state["ended"].append(part.name)
         self.state["seconds"][part.name] = round(time.time() - begin, 1)
         self.save()

@@ -14,23 +14,27 @@ def run(command, seconds, env=None, echo=False):
     start = time.time()
     out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
     try:
-        p = subprocess.Popen(command, stdout=out, stderr=err, text=True, start_new_session=True, env=env)
+        p = subprocess.Popen(command, stdout=out, stderr=err, text=True, preexec_fn=os.setpgrp, env=env)
     except OSError as e:
         return 127, "", f"{command[0]}: {e.strerror}", 0.0
     seen, rc = 0, None
-    while rc is None:
-        try:
-            rc = p.wait(1 if echo else max(0.0, start + seconds - time.time()))
-        except subprocess.TimeoutExpired:
-            if time.time() - start >= seconds:
-                kill(p)
-                rc = 124
-        if echo:
-            out.seek(seen)
-            text = out.read()
-            seen = out.tell()
-            sys.stdout.write(text)
-            sys.stdout.flush()
+    try:
+        while rc is None:
+            try:
+                rc = p.wait(1 if echo else max(0.0, start + seconds - time.time()))
+            except subprocess.TimeoutExpired:
+                if time.time() - start >= seconds:
+                    kill(p)
+                    rc = 124
+            if echo:
+                out.seek(seen)
+                text = out.read()
+                seen = out.tell()
+                sys.stdout.write(text)
+                sys.stdout.flush()
+    except BaseException:  # we are to end: so is what we started
+        kill(p)
+        raise
     out.seek(0)
     err.seek(0)
     text = err.read().strip()
@@ -38,11 +42,21 @@ def run(command, seconds, env=None, echo=False):
 
 
 def kill(p):
-    try:
-        os.killpg(p.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    p.wait()
+    """Asked first, since it may have started others in groups of their own."""
+    for number, seconds in ((signal.SIGTERM, 3), (signal.SIGKILL, None)):
+        try:
+            os.killpg(p.pid, number)
+            p.wait(seconds)
+            return
+        except ProcessLookupError:
+            p.wait()
+            return
+        except subprocess.TimeoutExpired:
+            pass
+
+
+# A script that is asked to end takes what it runs with it.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def write_json(path, document):

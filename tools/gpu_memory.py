@@ -65,7 +65,7 @@ def ballast(o, note):
         with open(others, "w", encoding="utf-8") as f:
             f.write("0\n")
         command += ["--emulated-others", others]
-    p = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    p = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=os.setpgrp)
     late = threading.Timer(o.timeout, kill, [p])
     late.start()
     took = []

@@ -86,7 +86,7 @@ def sweep(c, label, before=(), more=(), env=None):
     for name in KERNELS:
         out = open(c.work(f"kernels-{label}-{name}"), "w+", encoding="utf-8")
         running[name] = (subprocess.Popen([*before, c.tool("test_cuda_kernels"), *more, f"cuda.{name}"], stdout=out, stderr=out,
-                                          env={**os.environ, **(env or {})}, start_new_session=True), out)
+                                          env={**os.environ, **(env or {})}, preexec_fn=os.setpgrp), out)
     for name, (p, out) in running.items():
         try:
             rc = p.wait(c.left())
@@ -589,6 +589,11 @@ def regret_part(c, preset):
         c.row(f"{preset}, {r['budget_mib']} MiB, {r['cell']}: choice, best", f"{100 * r['regret_frac']:+.1f}% ({r['best']}), predicted "
               f"{100 * r['off_frac']:+.1f}%", "within 3%", r["regret_frac"] <= 0.03, reachable_frac=r["reachable_frac"])
     summary = (d or {}).get("summary")
+    if d and d.get("left_out"):
+        c.unfinished = True
+        c.not_run(f"{preset}: {d['left_out']} runs of families", "no time left; --resume goes on")
+    if d and not d["runs"]:
+        return
     if not summary:
         c.failed(f"{preset}: regret", f"gpu_regret.py: exit {rc}")
         return

@@ -68,7 +68,7 @@ def main():
     cells = [(f"prefill {o.few}", short, o.few, "prefill"), (f"prefill {o.short}", short, o.short, "prefill"),
              (f"decode at {o.short}", short, o.short, "decode"), (f"decode at {o.long}", long, o.long, "decode")]
     done = read_json(o.json, {}) if o.json else {}
-    runs, rows, failed = done.get("runs", {}), [], 0
+    runs, rows, failed, left_out = done.get("runs", {}), [], 0, 0
     for budget in o.budgets.split(","):
         for context, prompt in sorted({c[1:3] for c in cells}):
             for family in o.families.split(","):
@@ -77,6 +77,7 @@ def main():
                     continue
                 if time.time() - start > o.limit - 30:
                     print(f"not run: {key}: the time is up", flush=True)
+                    left_out += 1
                     continue
                 t = time.time()
                 runs[key] = one(o, budget, family, context, prompt, o.steps)
@@ -116,7 +117,7 @@ def main():
         met = bool(vram) and min(vram) >= 0 and max(vram) <= 0.10
         failed += not met
         print(f"{'ok    ' if met else 'FAILED'} peak VRAM predicted " + (f"{100 * min(vram):.1f}% to {100 * max(vram):.1f}% over" if vram else "?"))
-    write_json(o.json, {"model": o.model, "runs": runs, "cells": rows, "summary": summary})
+    write_json(o.json, {"model": o.model, "runs": runs, "cells": rows, "summary": summary, "left_out": left_out})
     return 1 if failed or not off else 0
 
 

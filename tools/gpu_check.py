@@ -26,6 +26,7 @@ class Check:
         self.start = time.time()
         self.emulated = o.device == "emulated"
         self.scale = gpu_parts.TINY if self.emulated else gpu_parts.REAL
+        self.scale = self.scale._replace(tune_s=o.tune or self.scale.tune_s)
         self.detail = state.setdefault("detail", {})
 
     # ---- what parts use ----
@@ -152,6 +153,7 @@ def main():
     a.add_argument("--json", metavar="FILE", default="gpu-check.json", help="rows and figures (gpu-check.json)")
     a.add_argument("--device", default="cuda", choices=["cuda", "emulated"], help="emulated: tiny models, to try the scripts")
     a.add_argument("--limit", type=float, default=0, metavar="SECONDS", help="of the whole call")
+    a.add_argument("--tune", type=float, metavar="SECONDS", help="for each of the two runs of pstune (200)")
     a.add_argument("--stretch", type=float, default=1, metavar="X", help="times the limit of each part")
     o = a.parse_args()
     wanted = o.parts.split(",") if o.parts else [p.name for p in gpu_parts.PARTS]

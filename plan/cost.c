@@ -8,14 +8,14 @@
  * recursion works on a contiguous range. */
 enum { DIM_TOKENS, DIM_HEADS, DIM_COLS, DIM_ROWS, DIM_KV, N_DIMS };
 
-/* Exponent of time beyond the measured range: above it time grows like the work; below it as between the two lowest
+/* Exponent of the GPU's time beyond the measured range: above it time grows like the work; below it as between the two lowest
  * values, where there are two, as calls that small are mostly overhead. Tokens below and KV length on both sides
- * follow a line instead; a call on fewer tokens than the only ones measured is not assumed to be faster. DIM_HEADS is this for experts, of which the
- * work does not depend on the number as such; attention's work grows with KV heads. */
+ * follow a line instead; a call on fewer tokens than the only ones measured is not assumed to be faster. What the CPU takes grows
+ * with the work of the call by its bytes and FLOPs: a product of one token does not get faster with fewer heads that share a cache. */
 static const struct {
     double above, below;
 } growth[N_DIMS] = {
-    [DIM_TOKENS] = {1, 0}, [DIM_HEADS] = {0, 0}, [DIM_COLS] = {1, 1}, [DIM_ROWS] = {1, 1}, [DIM_KV] = {1, 1},
+    [DIM_TOKENS] = {1, 0}, [DIM_HEADS] = {1, 1}, [DIM_COLS] = {1, 1}, [DIM_ROWS] = {1, 1}, [DIM_KV] = {1, 1},
 };
 
 typedef struct point {
@@ -29,10 +29,13 @@ typedef struct point {
 /* Points [first, first + n) of one kernel, neighbour and thread count. */
 typedef struct group {
     uint32_t kernel, op;
+    const ps_kernel_spec *spec; /* NULL: not in the catalogue */
     ps_beside beside;
     uint32_t n_threads;
     uint32_t first, n;
     uint32_t fullest; /* group of the same kernel and neighbour with the most points */
+    /* Of a team of CPUs, 0 else: what every call pays, and seconds per byte and per FLOP at the best of its points. */
+    double barrier_s, byte_s, flop_s;
 } group;
 
 enum { MAX_READS = 16 };
@@ -62,13 +65,20 @@ const char *ps_cost_quality_name(ps_cost_quality quality) {
 
 /* The grid's coordinates. A dimension an operation does not have is stored as 0 or 1 alike. Attention's rows are query
  * heads: taken per KV head, as only that varies freely; and of its KV length what T causal rows see on average, so
- * that work is the product of all coordinates. */
+ * that work is the product of all coordinates. Of a mixture it is the distinct experts that tokens are expected to select, and tokens for
+ * each of them: so 8 of 128 experts and 2 of 8 lie on one curve. */
 static void coordinates(double dim[N_DIMS], uint32_t op, double tokens, double heads_kv, double cols,
                         double rows, double kv_len) {
     if (op == PS_OP_ATTENTION && heads_kv > 0)
         rows /= heads_kv;
     if (op == PS_OP_ATTENTION)
         kv_len -= (tokens - 1) / 2;
+    if (op == PS_OP_MOE_DISPATCH && heads_kv >= 1 && kv_len > 0) {
+        double pairs = tokens * kv_len;
+        heads_kv *= 1 - pow(1 - fmin(kv_len / heads_kv, 1), tokens);
+        tokens = pairs / heads_kv;
+        kv_len = 1;
+    }
     dim[DIM_TOKENS] = fmax(tokens, 1);
     dim[DIM_HEADS] = fmax(heads_kv, 1);
     dim[DIM_COLS] = fmax(cols, 1);
@@ -90,21 +100,19 @@ static int compare_points(const void *pa, const void *pb) {
     return a->time_s < b->time_s ? -1 : a->time_s > b->time_s;
 }
 
-static uint32_t op_of(const ps_profile *profile, uint32_t kernel) {
+static const ps_kernel_spec *spec_of(const ps_profile *profile, uint32_t kernel) {
     for (uint32_t i = 0; i < profile->n_kernels; i++)
         if (profile->kernels[i].id == kernel)
-            return (uint32_t)profile->kernels[i].op;
-    return PS_OP_COUNT;
+            return &profile->kernels[i];
+    return NULL;
 }
 
 static void fill_ratios(ps_cost_model *m);
+static void fill_rates(ps_cost_model *m);
 
 /* A product of a few rows on weights that no cache holds shows what DRAM gives at least. */
 static void note_read(ps_cost_model *m, const ps_profile_point *p) {
-    const ps_kernel_spec *k = NULL;
-    for (uint32_t i = 0; i < m->profile->n_kernels && !k; i++)
-        if (m->profile->kernels[i].id == p->kernel)
-            k = &m->profile->kernels[i];
+    const ps_kernel_spec *k = spec_of(m->profile, p->kernel);
     const ps_dtype_info *type = k && k->op == PS_OP_MATMUL ? ps_dtype_find((uint32_t)k->wtype) : NULL;
     if (!type || p->n_threads == 0 || p->beside != PS_BESIDE_IDLE || !(p->time_s.median > 0))
         return;
@@ -144,8 +152,10 @@ ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_e
         const ps_profile_point *p = &profile->points[i];
         if (!(p->time_s.median > 0) || !isfinite(p->time_s.median))
             continue;
-        if (p->kernel != kernel)
-            op = op_of(profile, kernel = p->kernel);
+        if (p->kernel != kernel) {
+            const ps_kernel_spec *spec = spec_of(profile, kernel = p->kernel);
+            op = spec ? (uint32_t)spec->op : PS_OP_COUNT;
+        }
         point *to = &m->points[m->n_points++];
         *to = (point){.kernel = p->kernel,
                       .op = op,
@@ -162,11 +172,16 @@ ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_e
         group *g = m->n_groups ? &m->groups[m->n_groups - 1] : NULL;
         if (!g || g->kernel != p->kernel || g->beside != p->beside || g->n_threads != p->n_threads) {
             g = &m->groups[m->n_groups++];
-            *g = (group){
-                .kernel = p->kernel, .op = p->op, .beside = p->beside, .n_threads = p->n_threads, .first = i};
+            *g = (group){.kernel = p->kernel,
+                         .op = p->op,
+                         .spec = spec_of(profile, p->kernel),
+                         .beside = p->beside,
+                         .n_threads = p->n_threads,
+                         .first = i};
         }
         g->n++;
     }
+    fill_rates(m);
     fill_ratios(m);
     for (uint32_t i = 0; i < profile->n_points; i++)
         note_read(m, &profile->points[i]);
@@ -195,6 +210,75 @@ static ps_cost_quality worse(ps_cost_quality a, ps_cost_quality b) {
     return a > b ? a : b;
 }
 
+/* The point that coordinates stand for. */
+static ps_profile_point point_at(const group *g, const double *dim) {
+    ps_profile_point p = {.kernel = g->kernel,
+                          .rows = (uint64_t)dim[DIM_ROWS],
+                          .cols = (uint64_t)dim[DIM_COLS],
+                          .heads_kv = (uint32_t)dim[DIM_HEADS],
+                          .kv_len = (uint64_t)dim[DIM_KV],
+                          .n_tokens = (uint32_t)dim[DIM_TOKENS],
+                          .n_threads = g->n_threads};
+    if (g->op == PS_OP_ATTENTION) {
+        p.rows = (uint64_t)(dim[DIM_ROWS] * dim[DIM_HEADS]);
+        p.kv_len = (uint64_t)(dim[DIM_KV] + (dim[DIM_TOKENS] - 1) / 2);
+    }
+    return p;
+}
+
+/* Bytes and FLOPs at coordinates. A mixture is as many products of its tokens as experts. */
+static void work_at(const group *g, const double *dim, double *bytes, double *flops) {
+    ps_profile_point p = point_at(g, dim);
+    if (g->op == PS_OP_MOE_DISPATCH) {
+        p.heads_kv = 1;
+        p.kv_len = 1;
+    }
+    ps_point_work(g->spec, &p, bytes, flops);
+    if (g->op == PS_OP_MOE_DISPATCH) {
+        *bytes *= dim[DIM_HEADS];
+        *flops *= dim[DIM_HEADS];
+    }
+}
+
+/* What a team pays for a barrier; only that of the largest is measured. */
+static double barrier_of(const ps_profile *p, uint32_t n_threads) {
+    return n_threads > 1 ? p->barrier_s.median : 0;
+}
+
+/* Barriers, rates, and times without the barriers. A barrier is never more than most of the quickest call. */
+static void fill_rates(ps_cost_model *m) {
+    for (uint32_t i = 0; i < m->n_groups; i++) {
+        group *g = &m->groups[i];
+        double least = INFINITY, bytes, flops;
+        if (!g->spec || g->n_threads == 0)
+            continue;
+        for (uint32_t k = g->first; k < g->first + g->n; k++)
+            least = fmin(least, m->times[k]);
+        g->barrier_s = fmin(barrier_of(m->profile, g->n_threads), 0.8 * least);
+        double byte_rate = 0, flop_rate = 0;
+        for (uint32_t k = g->first; k < g->first + g->n; k++) {
+            m->times[k] -= g->barrier_s;
+            work_at(g, m->points[k].dim, &bytes, &flops);
+            byte_rate = fmax(byte_rate, bytes / m->times[k]);
+            flop_rate = fmax(flop_rate, flops / m->times[k]);
+        }
+        g->byte_s = byte_rate > 0 ? 1 / byte_rate : 0;
+        g->flop_s = flop_rate > 0 ? 1 / flop_rate : 0;
+    }
+}
+
+/* What the work takes at best: coordinates before d as in `slice`, d itself `at`, those behind as in q. 1 where that is not known. */
+static double work_s(const group *g, const double *slice, const double *q, int d, double at) {
+    double dim[N_DIMS], bytes, flops;
+    if (!(g->flop_s > 0))
+        return 1;
+    for (int k = 0; k < N_DIMS; k++)
+        dim[k] = k < d ? slice[k] : k == d ? at : q[k];
+    work_at(g, dim, &bytes, &flops);
+    const double s = fmax(bytes * g->byte_s, flops * g->flop_s);
+    return s > 0 && isfinite(s) ? s : 1;
+}
+
 /* First index in [lo, hi) whose dimension d is above v (points are sorted by d inside the range). */
 static uint32_t upper(const point *p, uint32_t lo, uint32_t hi, int d, double v) {
     while (lo < hi) {
@@ -209,8 +293,8 @@ static uint32_t upper(const point *p, uint32_t lo, uint32_t hi, int d, double v)
 
 /* Interpolate over the points [lo, hi), equal in all dimensions before d. value: per point, the time or a
  * ratio of times. grow: false for ratios, which stay as they are beyond the measured range. */
-static double interpolate(const ps_cost_model *m, const double *value, uint32_t lo, uint32_t hi, int d,
-                          const double *q, bool grow, ps_cost_quality *quality) {
+static double interpolate(const ps_cost_model *m, const group *g, const double *value, uint32_t lo,
+                          uint32_t hi, int d, const double *q, bool grow, ps_cost_quality *quality) {
     if (d == N_DIMS) { /* the same point measured more than once: geometric mean */
         double sum = 0;
         for (uint32_t i = lo; i < hi; i++)
@@ -222,7 +306,7 @@ static double interpolate(const ps_cost_model *m, const double *value, uint32_t 
     double v_below = above0 > lo ? p[above0 - 1].dim[d] : 0;
     if (above0 > lo && v_below == q[d]) {
         uint32_t first = upper(p, lo, hi, d, nextafter(q[d], 0));
-        return interpolate(m, value, first, above0, d + 1, q, grow, quality);
+        return interpolate(m, g, value, first, above0, d + 1, q, grow, quality);
     }
     /* The two runs of equal values to work from: around q, or the two nearest on one side. */
     uint32_t a_lo, a_hi, b_lo = 0, b_hi = 0;
@@ -250,9 +334,9 @@ static double interpolate(const ps_cost_model *m, const double *value, uint32_t 
     }
     double xa = p[a_lo].dim[d], xb = have_b ? p[b_lo].dim[d] : 0;
     ps_cost_quality qa = *quality;
-    double ya = interpolate(m, value, a_lo, a_hi, d + 1, q, grow, &qa);
+    double ya = interpolate(m, g, value, a_lo, a_hi, d + 1, q, grow, &qa);
     if (inside) {
-        double yb = interpolate(m, value, b_lo, b_hi, d + 1, q, grow, &qa);
+        double yb = interpolate(m, g, value, b_lo, b_hi, d + 1, q, grow, &qa);
         *quality = worse(qa, PS_COST_INTERPOLATED);
         if (d == DIM_KV)
             return ya + (yb - ya) * (q[d] - xa) / (xb - xa);
@@ -267,30 +351,31 @@ static double interpolate(const ps_cost_model *m, const double *value, uint32_t 
     if (have_b && (d == DIM_KV || (d == DIM_TOKENS && q[d] < xa))) {
         /* along the line through the two nearest, but never to nothing */
         ps_cost_quality ignored = PS_COST_MEASURED;
-        double yb = interpolate(m, value, b_lo, b_hi, d + 1, q, grow, &ignored);
+        double yb = interpolate(m, g, value, b_lo, b_hi, d + 1, q, grow, &ignored);
         double slope = fmax((yb - ya) / (xb - xa), 0);
         return fmax(ya + slope * (q[d] - xa), ya * fmin(1, q[d] / xa) * 0.5);
     }
     double exponent = q[d] > xa ? growth[d].above : growth[d].below;
-    if (d == DIM_HEADS && p[a_lo].op == PS_OP_ATTENTION)
-        exponent = 1;
+    if (g->flop_s > 0) /* with the work */
+        exponent =
+            log(work_s(g, p[a_lo].dim, q, d, q[d]) / work_s(g, p[a_lo].dim, q, d, xa)) / log(q[d] / xa);
     if (q[d] < xa && have_b && exponent > 0) {
         ps_cost_quality ignored = PS_COST_MEASURED;
-        double yb = interpolate(m, value, b_lo, b_hi, d + 1, q, grow, &ignored);
+        double yb = interpolate(m, g, value, b_lo, b_hi, d + 1, q, grow, &ignored);
         exponent = fmin(fmax(log(yb / ya) / log(xb / xa), 0), exponent);
     }
     return ya * pow(q[d] / xa, exponent);
 }
 
 static double times_at(const ps_cost_model *m, const group *g, const double *q, ps_cost_quality *quality) {
-    return interpolate(m, m->times, g->first, g->first + g->n, 0, q, true, quality);
+    return interpolate(m, g, m->times, g->first, g->first + g->n, 0, q, true, quality);
 }
 
 /* Time of group g over that of its kernel's fullest group, at q: the ratio at g's own points, interpolated. */
 static double ratio_at(const ps_cost_model *m, const group *g, const double *q, ps_cost_quality *quality) {
     if (&m->groups[g->fullest] == g)
         return 1;
-    return interpolate(m, m->ratios, g->first, g->first + g->n, 0, q, false, quality);
+    return interpolate(m, g, m->ratios, g->first, g->first + g->n, 0, q, false, quality);
 }
 
 static const group *group_of(const ps_cost_model *m, uint32_t kernel, ps_beside beside, uint32_t *out_n) {
@@ -368,7 +453,7 @@ bool ps_cost_lookup(const ps_cost_model *m, const ps_cost_query *query, ps_cost 
             PS_COST_MEASURED; /* measured with this team: no ratio where it has the points */
         double t = times_at(m, &g[i], q, &own);
         if (own <= PS_COST_INTERPOLATED && t > 0) {
-            *out = (ps_cost){t, own};
+            *out = (ps_cost){t + g[i].barrier_s, own};
             return true;
         }
     }
@@ -397,7 +482,14 @@ bool ps_cost_lookup(const ps_cost_model *m, const ps_cost_query *query, ps_cost 
     }
     if (!(t > 0) || !isfinite(t))
         return false;
-    *out = (ps_cost){t, quality};
+    /* The team's own barrier, or that of the fullest grid. */
+    double barrier_s = n_threads <= 1       ? 0
+                       : ref->n_threads > 1 ? ref->barrier_s
+                                            : fmin(barrier_of(m->profile, n_threads), t);
+    for (uint32_t i = 0; i < n; i++)
+        if (g[i].n_threads == n_threads)
+            barrier_s = g[i].barrier_s;
+    *out = (ps_cost){t + barrier_s, quality};
     return true;
 }
 

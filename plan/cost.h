@@ -1,10 +1,11 @@
 /* Cost model: time of one kernel call from the points of a machine profile.
  *
  * Points of one kernel are a sparse grid over tokens, KV heads, columns, rows and KV length, one grid per thread
- * count. A query is answered by going through the dimensions one by one: between the two measured values that
- * enclose it, log(time) is linear in log(dimension), or time in the dimension where that is less: fixed overhead plus
- * work is a line, and both ways stay above a curve that turns from one slope to a steeper one. KV length is always a
- * line. Beyond the last measured value time grows with the work. Never by the nearest neighbour: it favours small
+ * count. The barrier that each call of a team pays is taken off first and put back last. A query is answered by going through the
+ * dimensions one by one: between the two measured values that enclose it, log(time) is linear in log(dimension), or time in the
+ * dimension where that is less: fixed overhead plus work is a line, and both ways stay above a curve that turns from one slope to a
+ * steeper one. KV length is always a line. Beyond the last measured value time grows with the work: the call's bytes or FLOPs,
+ * whichever take longer at the best rates of the kernel's own points. A mixture is taken by distinct experts and tokens for each. Never by the nearest neighbour: it favours small
  * shapes. Thread counts that were measured on few points only are reached from the fullest grid by the measured
  * ratio. */
 #ifndef PS_PLAN_COST_H

@@ -109,7 +109,8 @@ static const shape attention_shapes[] = {
 static const shape moe_shapes[] = {{768, 2048, 32, 4}, {512, 1024, 8, 2}, {512, 2048, 64, 8}};
 static const shape route_shapes[] = {{0, 128, 128, 8}, {0, 8, 8, 2}, {0, 32, 32, 4}};
 static const shape row_shapes[] = {{0, 4096, 0, 0}, {0, 512, 0, 0}, {0, 2048, 0, 0}};
-static const shape embed_shapes[] = {{0, 2048, 0, 0}};
+/* Rows lie apart: a short one costs as much to find as a long one. */
+static const shape embed_shapes[] = {{0, 2048, 0, 0}, {0, 512, 0, 0}, {0, 8192, 0, 0}};
 static const shape glu_shapes[] = {{0, 8192, 0, 0}, {0, 1536, 0, 0}};
 static const shape vocab_shapes[] = {{0, 49152, 0, 0}, {0, 151936, 0, 0}};
 
@@ -179,6 +180,8 @@ static void add_kernel(ps_grid *g, const ps_kernel_spec *k) {
         uint32_t n = c->quick ? op_shapes[o].n_quick : op_shapes[o].n;
         if (c->gpu && n > MOST_SHAPES_BESIDE_GPU)
             n = MOST_SHAPES_BESIDE_GPU;
+        if (c->gpu && k->op == PS_OP_EMBED)
+            n = 1;
         for (uint32_t t = 0; t < n_tokens; t++) {
             for (uint32_t s = 0; s < n; s++)
                 add_shape(g, k, &op_shapes[o].shapes[s], tokens[t], c->n_threads, PS_BESIDE_IDLE, s == 0);

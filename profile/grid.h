@@ -29,10 +29,6 @@ ps_status ps_grid_make(const ps_grid_config *config, ps_task **out_tasks, uint32
 ps_status ps_grid_random(const ps_grid_config *config, uint64_t seed, uint32_t n, ps_task **out_tasks,
                          uint32_t *out_n, ps_error *err);
 
-/* Bytes (weights, activations, KV) and FLOPs of one call of a kernel at a point, from its shape alone. */
-void ps_point_work(const ps_kernel_spec *kernel, const ps_profile_point *point, double *out_bytes,
-                   double *out_flops);
-
 #ifdef __cplusplus
 }
 #endif

@@ -314,8 +314,10 @@ static ps_status visit(sweep *s, item *it, double share_s, bool *out_enough, ps_
     if (both && s->beside->n == 0)
         return ps_error_set(err, PS_E_INTERNAL, measures[it->task->measure].name,
                             "nothing was read beside it");
-    ps_visit v = {
-        .stat = ps_series_summary(s->series, stop), .beside = beside_sum / s->series->n, .clock_s = clock_s};
+    ps_visit v = {.stat = ps_series_summary(s->series, stop),
+                  .beside = beside_sum / s->series->n,
+                  .clock_s = clock_s,
+                  .starved = 3 * (uint64_t)(s->series->n - s->series->n_disturbed) < s->series->n};
     if (both)
         v.other = ps_series_summary(s->beside, stop);
     s->out->n_measured += it->visits.n == 0;

@@ -47,7 +47,7 @@ bool ps_visits_settled(const ps_visits *v, double limit_s) {
     uint32_t n = 0;
     double low = INFINITY, high = 0;
     for (uint32_t i = 0; i < v->n; i++)
-        if (bits >> i & 1) {
+        if ((bits >> i & 1) && !v->visit[i].starved) {
             const double other = v->visit[i].other.n ? v->visit[i].other.median : 1;
             n++;
             low = fmin(low, other);

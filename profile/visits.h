@@ -20,6 +20,7 @@ typedef struct ps_visit {
     ps_stat other;  /* of what was measured at the same time, as times; n 0: nothing was */
     double beside;  /* rate of what ran beside */
     double clock_s; /* the clock's probe before it; 0: unknown */
+    bool starved;   /* a CPU was taken away during most samples: it proves nothing */
 } ps_visit;
 
 typedef struct ps_visits {
@@ -30,7 +31,7 @@ typedef struct ps_visits {
 /* Keeps the quickest where there is no more room. */
 void ps_visits_add(ps_visits *visits, const ps_visit *visit);
 
-/* True when nothing is left to find out: two visits at a clock that was not lowered are within PS_VISITS_AGREE of the
+/* True when nothing is left to find out: two visits that were not starved, at a clock that was not lowered, are within PS_VISITS_AGREE of the
  * quickest. clock_limit_s: probes above it mean a lowered clock; INFINITY where no limit is known. */
 #define PS_VISITS_AGREE 0.05
 bool ps_visits_settled(const ps_visits *visits, double clock_limit_s);

@@ -219,6 +219,10 @@ typedef struct ps_profile {
     char *note; /* free text: interference, throttling; may be NULL */
 } ps_profile;
 
+/* Bytes (weights, activations, KV) and FLOPs of one call of a kernel at a point, from its shape alone. */
+void ps_point_work(const ps_kernel_spec *kernel, const ps_profile_point *point, double *out_bytes,
+                   double *out_flops);
+
 /* A profile and its arrays and note each come from malloc, also where pstune builds one itself; ps_profile_free
  * frees them all. Quantities with n == 0 are allowed while `complete` is false: not measured yet.
  *

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/file.h"
 #include "core/progress.h"
 #include "kernels/kernel.h"
 #include "plan/cost.h"
@@ -19,6 +20,8 @@ static const ps_option options[] = {
     {"model", 'm', PS_OPT_TEXT, "FILE.gguf", NULL, 0, 0,
      "Points of this model's shapes, as the profile was measured for."},
     {"time", 0, PS_OPT_F64, "SECONDS", "60", 1, 86400, "Time to spend at most."},
+    {"output", 'o', PS_OPT_TEXT, "OTHER", NULL, 0, 0,
+     "Keep what was measured, a profile of these points alone."},
     {"json", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Print JSON instead of a table."},
     {"help", 'h', PS_OPT_FLAG, NULL, NULL, 0, 0, "Show this help."},
     {"man", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Print the man page's source."},
@@ -27,20 +30,20 @@ static const ps_option options[] = {
 
 static const ps_command command = {
     .name = "pstune check",
-    .synopsis = "[OPTIONS] FILE",
+    .synopsis = "[OPTIONS] FILE [OTHER]",
     .summary = "Measure random points of CPU kernels and compare them with what the profile says of them.",
-    .details = "Shapes, tokens, KV lengths and threads are off the grid, so each answer of the profile is "
-               "interpolated.\n"
-               "Points that turn out noisy do not count. Exit status 1 where the median of the errors is "
-               "above 10% or\n"
-               "one in ten above 25% (with --model 3% and 8%). A profile of the null device is checked "
-               "against that.",
+    .details =
+        "Shapes, tokens, KV lengths and threads are off the grid, so each answer of the profile is\n"
+        "interpolated. Points that turn out noisy do not count. Exit status 1 where the median of the\n"
+        "errors is above 10% or one in ten above 25% (with --model 3% and 8%). A profile of the null\n"
+        "device is checked against that. With OTHER nothing is measured: its points of CPU kernels that\n"
+        "run alone are what FILE is held against.",
     .examples = "  pstune check profile.yaml\n"
                 "  pstune check --model model.gguf --points 200 --json model.yaml",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .min_args = 1,
-    .max_args = 1,
+    .max_args = 2,
 };
 
 static const ps_opt_value *option(const ps_opt_value *values, const char *name) {
@@ -75,6 +78,8 @@ static ps_status judge(const ps_profile *profile, const ps_profile *now, bool mo
                                      : ps_error_set(err, PS_E_NOMEM, "check", "no memory for the points");
     for (uint32_t i = 0; i < now->n_points && st == PS_OK; i++) {
         const ps_profile_point *p = &now->points[i];
+        if (p->n_threads == 0 || p->beside != PS_BESIDE_IDLE || p->time_s.n == 0)
+            continue;
         const ps_cost_query q = {.kernel = p->kernel,
                                  .rows = p->rows,
                                  .cols = p->cols,
@@ -209,84 +214,120 @@ static uint32_t most_threads(const ps_profile *p) {
     return most;
 }
 
-int ps_tune_check(int argc, char **argv) {
-    ps_opt_value values[sizeof options / sizeof *options];
-    const char *args[1] = {NULL};
-    uint32_t n_args = 0;
-    int code = 0;
-    ps_error err = {0};
-    ps_profile *profile = NULL;
-    ps_gguf *gguf = NULL;
-    ps_model *model = NULL;
+/* Measure random points; *out is the profile that holds them. */
+static ps_status measure(const ps_opt_value *values, const ps_profile *profile, const ps_model *model,
+                         ps_sweep_result *out, ps_error *err) {
     ps_kernel_spec *kernels = NULL;
     ps_task *tasks = NULL;
     rig r = {0};
-    verdict v = {0};
-    ps_sweep_result result = {0};
     ps_progress progress;
     ps_sweep_config config = {.mode = "check",
                               .tool = "pstune " PS_VERSION_STRING,
                               .created = "",
+                              .limit_s = option(values, "time")->f64,
                               .max_task_s = 1,
                               .progress = show_progress,
                               .ctx = &progress};
-    uint8_t set[PS_HASH_BYTES];
-    if (!ps_tune_parse(&command, argc, argv, values, args, &n_args, &code))
-        return code;
-    config.limit_s = option(values, "time")->f64;
-    const char *model_path = option(values, "model")->text;
-    ps_status st = ps_profile_read(args[0], &profile, &err);
-    if (st == PS_OK)
-        st = ps_tune_catalogue(&kernels, &config.n_kernels, &err);
+    ps_status st = ps_tune_catalogue(&kernels, &config.n_kernels, err);
     config.kernels = kernels;
-    if (st == PS_OK) {
-        ps_kernel_spec_hash(kernels, config.n_kernels, set);
-        if (memcmp(set, profile->kernel_set, sizeof set) != 0)
-            st = ps_error_set(&err, PS_E_UNSUPPORTED, args[0],
-                              "is of other kernels than this program's: run pstune again");
-    }
-    if (st == PS_OK && model_path)
-        st = ps_gguf_open(model_path, &gguf, &err);
-    if (st == PS_OK && model_path)
-        st = ps_model_open(gguf, &model, &err);
     if (st == PS_OK)
-        st = open_rig(&r, profile, model, &config, &err);
-    uint32_t n_threads = profile ? most_threads(profile) : 1;
+        st = open_rig(&r, profile, model, &config, err);
+    uint32_t n_threads = most_threads(profile);
     if (r.machine && n_threads > r.machine->n_allowed)
         n_threads = r.machine->n_allowed;
+    const ps_grid_config grid = {
+        .kernels = kernels, .n_kernels = config.n_kernels, .n_threads = n_threads, .model = model};
     if (st == PS_OK)
-        st = ps_grid_random(
-            &(ps_grid_config){
-                .kernels = kernels, .n_kernels = config.n_kernels, .n_threads = n_threads, .model = model},
-            option(values, "seed")->u64, (uint32_t)option(values, "points")->u64, &tasks, &config.n_tasks,
-            &err);
+        st = ps_grid_random(&grid, option(values, "seed")->u64, (uint32_t)option(values, "points")->u64,
+                            &tasks, &config.n_tasks, err);
     config.tasks = tasks;
     if (st == PS_OK && config.n_tasks == 0)
-        st = ps_error_set(&err, PS_E_UNSUPPORTED, model_path, "no operation of it has a kernel on CPUs");
+        st = ps_error_set(err, PS_E_UNSUPPORTED, option(values, "model")->text,
+                          "no operation of it has a kernel on CPUs");
     if (st == PS_OK) {
         ps_progress_start(&progress, stderr);
-        st = ps_sweep_run(&config, &result, &err);
+        st = ps_sweep_run(&config, out, err);
         ps_progress_end(&progress);
     }
-    if (st == PS_OK)
-        st = judge(profile, result.profile, model != NULL, &v, &err);
-    if (st != PS_OK) {
-        code = ps_tune_fail(&err);
-    } else {
-        if (option(values, "json")->set)
-            code = print_json(result.profile, &v);
-        else
-            print(result.profile, &v);
-        if (code == 0 && !v.good)
-            code = 1;
-    }
-    free(v.rows);
-    ps_sweep_free(&result);
+    if (out->profile) /* it has no ceilings */
+        out->profile->complete = false;
     ps_cpu_rig_free(r.cpu);
     ps_null_rig_free(r.null);
     ps_machine_close(r.machine);
     free(tasks);
     free(kernels);
+    return st;
+}
+
+/* Errors: PS_E_UNSUPPORTED where the kernels of the profile are not this program's. */
+static ps_status check_kernels(const char *path, const ps_profile *profile, ps_error *err) {
+    ps_kernel_spec *kernels = NULL;
+    uint32_t n_kernels = 0;
+    uint8_t set[PS_HASH_BYTES];
+    ps_status st = ps_tune_catalogue(&kernels, &n_kernels, err);
+    if (st != PS_OK)
+        return st;
+    ps_kernel_spec_hash(kernels, n_kernels, set);
+    free(kernels);
+    if (memcmp(set, profile->kernel_set, sizeof set) != 0)
+        st = ps_error_set(err, PS_E_UNSUPPORTED, path,
+                          "is of other kernels than this program's: run pstune again");
+    return st;
+}
+
+int ps_tune_check(int argc, char **argv) {
+    ps_opt_value values[sizeof options / sizeof *options];
+    const char *args[2] = {NULL, NULL};
+    uint32_t n_args = 0;
+    int code = 0;
+    ps_error err = {0};
+    ps_profile *profile = NULL, *other = NULL;
+    ps_gguf *gguf = NULL;
+    ps_model *model = NULL;
+    verdict v = {0};
+    ps_sweep_result result = {0};
+    if (!ps_tune_parse(&command, argc, argv, values, args, &n_args, &code))
+        return code;
+    const char *model_path = option(values, "model")->text, *output = option(values, "output")->text;
+    ps_status st = PS_OK;
+    if (args[1] && output)
+        st = ps_error_set(&err, PS_E_USAGE, "--output", "nothing is measured that could be kept");
+    if (st == PS_OK && output)
+        st = ps_file_check_output(output, &err);
+    if (st == PS_OK && output && (ps_file_is_same(output, args[0]) || ps_file_is_same(output, model_path)))
+        st = ps_error_set(&err, PS_E_USAGE, output, "is an input");
+    if (st == PS_OK)
+        st = ps_profile_read(args[0], &profile, &err);
+    if (st == PS_OK)
+        st = check_kernels(args[0], profile, &err);
+    if (st == PS_OK && args[1])
+        st = ps_profile_read(args[1], &other, &err);
+    if (st == PS_OK && args[1])
+        st = check_kernels(args[1], other, &err);
+    if (st == PS_OK && model_path)
+        st = ps_gguf_open(model_path, &gguf, &err);
+    if (st == PS_OK && model_path)
+        st = ps_model_open(gguf, &model, &err);
+    if (st == PS_OK && !other)
+        st = measure(values, profile, model, &result, &err);
+    const ps_profile *now = other ? other : result.profile;
+    if (st == PS_OK && output)
+        st = ps_profile_write(now, output, &err);
+    if (st == PS_OK)
+        st = judge(profile, now, model != NULL, &v, &err);
+    if (st != PS_OK) {
+        code = ps_tune_fail(&err);
+    } else {
+        if (option(values, "json")->set)
+            code = print_json(now, &v);
+        else
+            print(now, &v);
+        if (code == 0 && !v.good)
+            code = 1;
+    }
+    free(v.rows);
+    ps_sweep_free(&result);
+    ps_profile_free(other);
     ps_model_close(model);
     ps_gguf_close(gguf);
     ps_profile_free(profile);

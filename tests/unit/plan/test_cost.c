@@ -225,3 +225,90 @@ Test(cost, overhead_plus_work) {
     }
     free_hand(h);
 }
+
+/* Two ceilings, of bytes and of FLOPs, with a barrier on top: answers follow them across the ridge, in tokens and in shapes, also with a
+ * team of one, which has no barrier and was measured on one shape only. */
+static double roofline_s(const ps_kernel_spec *k, const ps_profile_point *p) {
+    double bytes, flops;
+    ps_point_work(k, p, &bytes, &flops);
+    return fmax(bytes / (5e9 * p->n_threads), flops / (20e9 * p->n_threads)) + (p->n_threads > 1 ? 2e-6 : 0);
+}
+
+Test(cost, ceilings_and_barriers_are_followed) {
+    hand *h = new_hand();
+    h->p.topology.n_allowed = 2;
+    h->p.barrier_s = (ps_stat){.n = 9, .median = 2e-6, .q1 = 2e-6, .q3 = 2e-6};
+    const uint32_t tokens[] = {1, 8, 32, 128, 512};
+    const uint64_t sizes[] = {64, 512, 4096};
+    for (int t = 0; t < 5; t++)
+        for (int r = 0; r < 3; r++)
+            for (int c = 0; c < 3; c++)
+                for (uint32_t n = 1; n <= 2; n++) {
+                    ps_profile_point p = {.kernel = 1,
+                                          .rows = sizes[r],
+                                          .cols = sizes[c],
+                                          .n_tokens = tokens[t],
+                                          .n_threads = n};
+                    if (n == 2 || (r == 1 && c == 1))
+                        put(h, p, roofline_s(&h->kernels[0], &p));
+                }
+    open_hand(h);
+    for (uint32_t t = 1; t <= 512; t = t * 3 / 2 + 1)
+        for (uint64_t rows = 64; rows <= 4096; rows = rows * 7 / 4)
+            for (uint64_t cols = 96; cols <= 4096; cols = cols * 9 / 4)
+                for (uint32_t n = 1; n <= 2; n++) {
+                    ps_profile_point p = {
+                        .kernel = 1, .rows = rows, .cols = cols, .n_tokens = t, .n_threads = n};
+                    ps_cost c =
+                        ask(h, (ps_cost_query){
+                                   .kernel = 1, .rows = rows, .cols = cols, .n_tokens = t, .n_threads = n});
+                    double truth = roofline_s(&h->kernels[0], &p);
+                    cr_assert_float_eq(
+                        c.time_s / truth, 1, 0.25, "%llux%llu, %u tokens, %u threads: %g, not %g",
+                        (unsigned long long)rows, (unsigned long long)cols, t, n, c.time_s, truth);
+                }
+    free_hand(h);
+}
+
+/* Mixtures of other numbers of experts lie on the curves of distinct experts and of tokens for each. */
+Test(cost, mixtures_of_other_experts) {
+    static const struct {
+        uint32_t experts, used;
+    } had[] = {{32, 4}, {8, 2}, {64, 8}}, asked[] = {{128, 8}, {16, 2}, {64, 6}, {8, 2}};
+    hand *h = new_hand();
+    h->kernels[2].op = PS_OP_MOE_DISPATCH;
+    const uint32_t tokens[] = {1, 32, 512};
+    for (int i = 0; i < 3; i++)
+        for (int t = 0; t < 3; t++) {
+            ps_profile_point p = {.kernel = 3,
+                                  .rows = 768,
+                                  .cols = 2048,
+                                  .heads_kv = had[i].experts,
+                                  .kv_len = had[i].used,
+                                  .n_tokens = tokens[t],
+                                  .n_threads = 1};
+            put(h, p, roofline_s(&h->kernels[2], &p));
+        }
+    open_hand(h);
+    for (int i = 0; i < 4; i++)
+        for (uint32_t t = 1; t <= 512; t *= 2) {
+            ps_profile_point p = {.kernel = 3,
+                                  .rows = 1024,
+                                  .cols = 1024,
+                                  .heads_kv = asked[i].experts,
+                                  .kv_len = asked[i].used,
+                                  .n_tokens = t,
+                                  .n_threads = 1};
+            ps_cost c = ask(h, (ps_cost_query){.kernel = 3,
+                                               .rows = p.rows,
+                                               .cols = p.cols,
+                                               .heads_kv = p.heads_kv,
+                                               .kv_len = (double)p.kv_len,
+                                               .n_tokens = t,
+                                               .n_threads = 1});
+            double truth = roofline_s(&h->kernels[2], &p);
+            cr_assert_float_eq(c.time_s / truth, 1, 0.2, "%u of %u, %u tokens: %g, not %g", asked[i].used,
+                               asked[i].experts, t, c.time_s, truth);
+        }
+    free_hand(h);
+}

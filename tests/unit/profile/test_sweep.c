@@ -268,6 +268,10 @@ Test(visits, the_quickest_that_agree_count) {
     cr_expect_float_eq(r.stat.median, 1.02, 1e-12);
     cr_expect_float_eq(r.beside, 3, 1e-12);
     cr_expect_eq(r.stat.n, 60);
+    v.visit[2].starved = true; /* it agrees, but proves nothing */
+    cr_expect_not(ps_visits_settled(&v, INFINITY));
+    cr_expect(ps_visits_result(&v, INFINITY).stat.noisy);
+    v.visit[2].starved = false;
     /* One at a lowered clock does not count while others are left. */
     s.median = 0.5;
     ps_visits_add(&v, &(ps_visit){.stat = s, .clock_s = 2});

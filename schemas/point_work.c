@@ -1,7 +1,7 @@
-/* Bytes and FLOPs of a point, to order and to budget a sweep, and for the null rig. */
+/* Bytes and FLOPs of a point: to order and to budget a sweep, for the null rig, and for what lies beyond measured points. */
 #include <math.h>
 
-#include "profile/grid.h"
+#include "schemas/machine_profile.h"
 
 static double weight_bytes(ps_dtype type, double elems) {
     const ps_dtype_info *info = ps_dtype_find(type);

@@ -19,7 +19,7 @@ class NotRun(Exception):
 
 
 Scale = collections.namedtuple("Scale", "dense moe n_ctx few short long budgets streaming_mib context tune_s quick_s repeat")
-REAL = Scale("minitron-8b-f16", "qwen3-30b-a3b-q4_0", 40960, 64, 1024, 16384, [3072, 8192], 3072, 2048, 200, 24, 3)
+REAL = Scale("minitron-8b-f16", "qwen3-30b-a3b-q4_0", 40960, 64, 1024, 16384, [3072, 8192], 3072, 2048, 200, 36, 3)
 TINY = Scale("tiny-llama", "tiny-qwen3moe", 2048, 4, 8, 24, [150, 200], 150, 64, 5, 1, 1)
 # Large enough that not all of them fits beside what any run takes.
 TINY_SHAPES = {"tiny-llama": "--type F16 --n-embd 512 --n-ff 1536 --n-layers 5", "tiny-qwen3moe": "--type F16 --n-expert 128 --n-ff-expert 256"}

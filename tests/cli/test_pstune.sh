@@ -55,6 +55,10 @@ expect 65 "bad.yaml" "$pstune" show "$dir/bad.yaml"
 expect 64 "" "$pstune" show
 ls "$dir" | grep -q partial && fail "a failed start left something behind: $(ls "$dir")"
 
+# The tracer is pstune's alone: nothing of it is in the program that runs models.
+grep -q libcupti "$pstune" || fail "pstune knows no CUPTI"
+grep -q libcupti "$PS_BIN/psrun" && fail "psrun knows CUPTI"
+
 # The null device: whole profile, default place, same result every time.
 expect 0 "" env XDG_DATA_HOME="$dir/data" "$pstune" --null --quick
 [ -f "$dir/data/pinstripe/profile.yaml" ] || fail "no profile in the default place"

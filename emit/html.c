@@ -7,7 +7,7 @@
 #include "core/checked.h"
 #include "emit/html_internal.h"
 
-enum { MAX_TEXT = 256 };
+enum { MAX_TEXT = 256, MAX_LEVELS = 64 };
 
 /* Bytes of the UTF-8 character at s; 0 if it is none that may be shown. */
 static int utf8(const unsigned char *s) {
@@ -91,12 +91,12 @@ static const char style[] =
     "body{font:14px/1.45 system-ui,sans-serif;margin:24px;color:#222;background:#fff;max-width:1300px}"
     "h1{font-size:22px}h2{font-size:17px;margin-top:28px}table{border-collapse:collapse;margin:10px 0}"
     "td,th{padding:2px 12px 2px "
-    "0;text-align:right;white-space:nowrap}td:first-child,th:first-child,td.l{text-align:left}"
+    "0;text-align:right;white-space:nowrap}td:first-child,th:first-child,td.l,th.l{text-align:left}"
     "th{font-weight:600;border-bottom:1px solid #999}svg{display:block;max-width:100%;height:auto;margin:8px "
     "0}"
     "svg text{font-size:11px;fill:#444}svg text.w{fill:#fff}svg "
     "text.e{text-anchor:end}.a{stroke:#ddd;fill:none}"
-    ".k{display:inline-block;width:10px;height:10px}.n{color:#666}";
+    ".k{display:inline-block;width:10px;height:10px}.n{color:#666}.b{font-weight:600}";
 
 /* Placement as a colour; how much of a shard lies in VRAM as height. */
 static const char *const placement_colours[PS_PLACE_COUNT] = {[PS_PLACE_VRAM] = "#393",
@@ -148,6 +148,56 @@ static void header(const report *r, ps_text *t) {
     ps_text_printf(t, "</p>\n");
 }
 
+/* The first tier that holds a token of every sequence. */
+static uint32_t decode_tier(const ps_level *l) {
+    uint32_t t = 0;
+    while (t + 1 < l->n_tiers && l->tiers[t].max_tokens < l->n_seqs)
+        t++;
+    return t;
+}
+
+static double tokens_per_s(uint64_t tokens, double s) {
+    return s > 0 ? (double)tokens / s : 0;
+}
+
+static void put_rate(ps_text *t, double v) {
+    ps_text_printf(t, v >= 1000 && v < 1e9 ? "%.0f" : "%.4g", v);
+}
+
+/* The plan's levels side by side, this one in bold. */
+static void levels_table(const report *r, ps_text *t) {
+    const ps_plan *p = r->plan;
+    uint32_t n = p->n_levels < MAX_LEVELS ? p->n_levels : MAX_LEVELS;
+    if (p->n_levels == 1)
+        return;
+    ps_text_printf(t,
+                   "<h2>Levels of the plan</h2>\n<table><tr><th>budget<th>context<th>sequences<th>threads<th>"
+                   "VRAM<th>weights there<th>decode, tokens/s<th>longest step<th>tokens/s</tr>\n");
+    for (uint32_t i = 0; i < n; i++) {
+        const ps_level *l = &p->levels[i];
+        const ps_tier *one = &l->tiers[decode_tier(l)], *last = &l->tiers[l->n_tiers - 1];
+        uint64_t vram;
+        if (!ps_add_u64(l->vram_base_bytes, l->vram_work_bytes, &vram) ||
+            !ps_add_u64(vram, l->vram_weight_bytes, &vram))
+            vram = UINT64_MAX;
+        ps_text_printf(t, "<tr%s><td>", i == r->level_index ? " class=\"b\"" : "");
+        ps_html_text(t, l->budget);
+        ps_text_printf(t, "<td>%llu<td>%u<td>%u<td>", (unsigned long long)l->bucket_tokens, l->n_seqs,
+                       l->n_threads);
+        ps_html_bytes(t, vram);
+        ps_text_printf(t, "<td>");
+        ps_html_bytes(t, l->vram_weight_bytes);
+        ps_text_printf(t, "<td>");
+        put_rate(t,
+                 tokens_per_s(one->max_tokens < l->n_seqs ? one->max_tokens : l->n_seqs, one->step_full_s));
+        ps_text_printf(t, "<td>%u<td>", last->max_tokens);
+        put_rate(t, tokens_per_s(last->max_tokens, last->step_full_s));
+        ps_text_printf(t, "</tr>\n");
+    }
+    ps_text_printf(t, "</table>\n<p class=\"n\">Predicted, context full.%s</p>\n",
+                   n < p->n_levels ? " The first levels." : "");
+}
+
 static int compare_steps(const void *a, const void *b) {
     const ps_trace_step *x = *(const ps_trace_step *const *)a, *y = *(const ps_trace_step *const *)b;
     return (x->step_s > y->step_s) - (x->step_s < y->step_s);
@@ -186,7 +236,8 @@ static ps_status tier_table(const report *r, ps_text *t, ps_error *err) {
         ps_html_time(t, x->step_empty_s);
         ps_text_printf(t, "<td>");
         ps_html_time(t, x->step_full_s);
-        ps_text_printf(t, "<td>%.4g", x->step_full_s > 0 ? x->max_tokens / x->step_full_s : 0);
+        ps_text_printf(t, "<td>");
+        put_rate(t, tokens_per_s(x->max_tokens, x->step_full_s));
         for (int k = 0; k < 2; k++) {
             double bound = k ? x->reachable_bound_s : x->raw_bound_s;
             ps_text_printf(t, "<td>");
@@ -273,13 +324,13 @@ static ps_status placements(const report *r, ps_text *t, ps_error *err) {
         if (i % (n > 64 ? 16 : n > 24 ? 4 : 1) == 0)
             ps_text_printf(t, "<text x=\"%.5g\" y=\"88\">%u</text>\n", 110 + i * width, i);
     }
-    ps_text_printf(t, "</svg>\n<table><tr><th>shard<th>placement<th>weights<th>in VRAM</tr>\n");
+    ps_text_printf(t, "</svg>\n<table><tr><th>shard<th class=\"l\">placement<th>weights<th>in VRAM</tr>\n");
     for (uint32_t i = 0, rows = 0; i < p->n_shards && rows < 16; i++) {
         const ps_plan_shard *s = &p->shards[i];
         if (s->kind != PS_SHARD_EMBED && s->kind != PS_SHARD_HEAD)
             continue;
         rows++;
-        ps_text_printf(t, "<tr><td>%s<td>%s<td>", ps_shard_kind_name(s->kind),
+        ps_text_printf(t, "<tr><td>%s<td class=\"l\">%s<td>", ps_shard_kind_name(s->kind),
                        ps_placement_name(l->placement[i]));
         ps_html_bytes(t, s->weight_bytes);
         ps_text_printf(t, "<td>");
@@ -338,10 +389,8 @@ static void choose_tiers(report *r) {
             last = tier > last ? tier : last;
         }
     if (first > last || !r->trace) {
-        first = 0;
+        first = decode_tier(l);
         last = l->n_tiers - 1;
-        while (first < last && l->tiers[first].max_tokens < l->n_seqs)
-            first++;
     }
     r->tiers[r->n_tiers++] = first;
     if (last != first)
@@ -367,6 +416,7 @@ ps_status ps_emit_html(const ps_emit_source *source, char **out, uint64_t *out_s
             r.moe[r.plan->shards[i].layer] = true;
     choose_tiers(&r);
     header(&r, t);
+    levels_table(&r, t);
     status = tier_table(&r, t, err);
     if (!status && r.level->budget_bytes) {
         ps_text_printf(t, "<h2>VRAM</h2>\n");

@@ -306,14 +306,14 @@ static ps_status one_round(ps_text *t, const ps_html_tier *h, const sums *s, ps_
 }
 
 static void table(ps_text *t, const ps_html_tier *h, const sums *s) {
-    ps_text_printf(t, "<table><tr><th>queue<th>operation<th>times<th>predicted%s</tr>\n",
+    ps_text_printf(t, "<table><tr><th>queue<th class=\"l\">operation<th>times<th>predicted%s</tr>\n",
                    h->measured ? "<th>measured<th>predicted / measured" : "<th>share of the step");
     for (int q = 0; q < PS_QUEUE_COUNT; q++)
         for (int op = 0; op < PS_OP_COUNT; op++) {
             if (!s->op[q][op].n)
                 continue;
             const double *v = s->op[q][op].s;
-            ps_text_printf(t, "<tr><td>%s<td><span class=\"k o%d\"></span> %s<td>%llu<td>",
+            ps_text_printf(t, "<tr><td>%s<td class=\"l\"><span class=\"k o%d\"></span> %s<td>%llu<td>",
                            ps_queue_name((ps_queue)q), op, ps_op_get((ps_op)op)->name,
                            (unsigned long long)s->op[q][op].n);
             ps_html_time(t, v[0]);

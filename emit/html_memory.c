@@ -171,9 +171,13 @@ ps_status ps_html_memory(ps_text *t, const ps_plan *plan, const ps_level *level,
         used = ps_add_u64(used, by_class[i], &all) ? all : UINT64_MAX;
     by_class[FREE] = level->budget_bytes > used ? level->budget_bytes - used : 0;
     legend(t, by_class);
-    ps_text_printf(t, "<p>Activations: with slots and scratch, which take turns in the same bytes. A piece "
-                      "of weights reaches "
-                      "to the next one, the last to the arena's end; a piece below a pixel has one.</p>\n");
+    ps_text_printf(
+        t,
+        "<p>In the work arena also <span class=\"k m%d\"></span> slots and <span class=\"k "
+        "m%d\"></span> scratch, which count as activations and take turns in the same bytes. A piece "
+        "of weights reaches "
+        "to the next one, the last to the arena's end; a piece below a pixel has one.</p>\n",
+        SLOT, SCRATCH);
     free(s);
     return PS_OK;
 }

@@ -246,6 +246,10 @@ static void read_off(const ps_sim *sim, const stream *s, uint32_t rounds, ps_sim
                                                    : first_end - first;
         shift += skipped;
     }
+    /* Blocks reach into each other, say by copies for the next one: of a block that runs once the time to the next counts. */
+    for (uint32_t b = 0; b + 1 < p->n_blocks; b++)
+        if (p->blocks[b].n_layers == 1)
+            blocks[b].period_s = fmax(blocks[b + 1].start_s - blocks[b].start_s, 0);
     *out_end_s = end;
 }
 

@@ -35,7 +35,8 @@ typedef struct ps_sim {
     void *speed_ctx;
 } ps_sim;
 
-/* Per block: when its first round starts, and by how much each round is later than the one before. */
+/* Per block: when its first round starts, and by how much each round is later than the one before; of a block of one round by
+ * how much the next block is (of the last: its length). */
 typedef struct ps_sim_block {
     double start_s, period_s;
 } ps_sim_block;

@@ -69,6 +69,10 @@ must "${emit[@]}" html --budget 4GiB "$dir/8b.yaml" -o "$dir/large.html"
 grep -q '<h2>VRAM</h2>' "$dir/large.html" && ! grep -q '<h2>VRAM</h2>' "$dir/host.html" || fail "the map of VRAM"
 page "$dir/host.html"
 page "$dir/large.html"
+for b in host 4GiB; do # of all the plan's levels, that of the page is in bold
+  [ "$(grep -cE '^<tr( class="b")?><td>(host|2GiB|4GiB)<td>(1024|4096)<td>1<td>4<td>' "$dir/${b/4GiB/large}.html")" -eq 6 ] &&
+    grep -q "^<tr class=\"b\"><td>$b<td>4096<td>" "$dir/${b/4GiB/large}.html" || fail "levels of $b's page"
+done
 "${emit[@]}" html --budget 4GiB "$dir/8b.yaml" | cmp -s - "$dir/large.html" || fail "html: standard output differs"
 must "${plan[@]}" --budget 4GiB --context 1024 --trace "$dir/s.json" -o "$dir/s.yaml" "$dir/8b.gguf"
 must "${emit[@]}" html "$dir/s.yaml" --trace "$dir/s.json" -o "$dir/s.html"

@@ -87,6 +87,8 @@ Test(html, size_and_structure) {
             cr_assert_eq(count(html, "attn of layer "), plan->n_layers);
             cr_assert_eq(count(html, "kv of layer "), plan->n_layers);
             cr_assert_eq(count(html, "<h2>A step of "), 2);
+            cr_assert_eq(count(html, "<h2>Levels of the plan</h2>"), plan->n_levels > 1);
+            cr_assert_eq(count(html, "<tr class=\"b\"><td>"), plan->n_levels > 1); /* this one */
             cr_assert_eq(count(html, "<title>the whole step</title>"), 2);
             cr_assert_eq(count(html, "<title>one layer</title>"), 2);
             cr_assert(strstr(html, ">gpu</text>") != NULL || l == 0);

@@ -201,3 +201,40 @@ Test(loss, names_what_a_queue_waits_for) {
     cr_assert_float_eq(e.wait_for_s[PS_QUEUE_D2H], 8, 1e-12);
     gc_close(&c);
 }
+
+/* A reader of a plan puts block after block by their periods, as psrun's traces and reports do: there the simulation has them,
+ * also where copies for the next block begin in the one before. */
+Test(loss, blocks_follow_each_other_by_their_periods) {
+    gpu_case c = gc_shape(&mb_qwen3_30b_a3b);
+    ps_plan *plan = plan_for(&c, c.profile, c.cost, 3 * GIB, PS_FAMILY_COUNT);
+    const ps_level *l = plan->levels;
+    for (uint32_t t = 0; t < l->n_tiers; t += t + 1 == l->n_tiers ? 1 : l->n_tiers - 1) {
+        const ps_tier *tier = &l->tiers[t];
+        const ps_program *p = &plan->programs[tier->program];
+        ps_trace_step step;
+        ps_error e = {0};
+        uint64_t kv = l->bucket_tokens - (tier->max_tokens <= l->n_seqs ? 1 : tier->max_tokens);
+        cr_assert_eq(ps_plan_simulate_step(plan, 0, t, c.model, c.profile, c.cost, kv, &step, &e), PS_OK);
+        double block_s = step.events[0].start_s;
+        uint32_t block = 0, n = 0, layer;
+        ps_cursor at;
+        ps_cursor_start(&at, p, (tier->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS);
+        for (const ps_instr *in; (in = ps_cursor_get(&at, &layer)) != NULL; ps_cursor_next(&at)) {
+            for (; block < at.block; block++)
+                block_s += tier->block_period_full_s[block] * p->blocks[block].n_layers;
+            if (at.tile != 0)
+                continue;
+            double start = block_s + at.round * tier->block_period_full_s[block] +
+                           tier->predicted[in - p->instrs].start_full_s;
+            cr_assert_float_eq(start, step.events[at.index].start_s, 0.02 * tier->step_full_s,
+                               "%u tokens, block %u, %s: %g, simulated %g of %g s", tier->max_tokens, block,
+                               ps_op_get(in->op)->name, start, step.events[at.index].start_s,
+                               tier->step_full_s);
+            n++;
+        }
+        cr_assert_gt(n, 100);
+        free(step.events);
+    }
+    ps_plan_free(plan);
+    gc_close(&c);
+}

@@ -595,10 +595,9 @@ static void put_flags(const emit *e, ps_text *t) {
     for (uint32_t r = 0; r < e->n_rules; r++)
         ps_text_printf(t, "-ot '%s=%s'\n", e->rules[r].pattern, e->rules[r].gpu ? "CUDA0" : "CPU");
     ps_text_printf(t, "-c %llu\n", llu(context));
-    if (l->n_seqs > 1)
-        ps_text_printf(t, "-np %u\n", l->n_seqs);
-    ps_text_printf(t, "-b %u\n-ub %u\n-t %u\n", most, most < PS_TILE_TOKENS ? most : PS_TILE_TOKENS,
-                   l->n_threads);
+    /* Always: later servers take four sequences where none are asked for. */
+    ps_text_printf(t, "-np %u\n-b %u\n-ub %u\n-t %u\n", l->n_seqs, most,
+                   most < PS_TILE_TOKENS ? most : PS_TILE_TOKENS, l->n_threads);
 }
 
 ps_status ps_emit_llama_cpp(const ps_emit_source *source, char **out, uint64_t *out_size, ps_error *err) {

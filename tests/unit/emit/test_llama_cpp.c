@@ -12,7 +12,7 @@
 
 typedef struct flags {
     uint32_t ngl, n_cpu_moe, n_rules;
-    uint64_t c, b, ub, t;
+    uint64_t c, np, b, ub, t;
     struct {
         regex_t regex;
         bool gpu;
@@ -34,6 +34,7 @@ static flags parse(char *text) {
         f.ngl = (uint32_t)number(line, "-ngl", f.ngl);
         f.n_cpu_moe = (uint32_t)number(line, "--n-cpu-moe", f.n_cpu_moe);
         f.c = number(line, "-c", f.c);
+        f.np = number(line, "-np", f.np);
         f.b = number(line, "-b", f.b);
         f.ub = number(line, "-ub", f.ub);
         f.t = number(line, "-t", f.t);
@@ -160,6 +161,7 @@ static seen compare(const ps_plan *plan, uint32_t level, const ps_model *m, cons
     s.rules = f.n_rules;
     s.moe = f.n_cpu_moe;
     cr_assert_eq(f.c, l->bucket_tokens * l->n_seqs);
+    cr_assert_eq(f.np, l->n_seqs);
     cr_assert_eq(f.t, l->n_threads);
     cr_assert(f.b == l->tiers[l->n_tiers - 1].max_tokens && f.ub <= f.b && f.ub <= PS_TILE_TOKENS);
     cr_assert((s.partial != 0) == (strstr(text, "in part in VRAM") != NULL), "%s\n%s", what, text);
@@ -260,6 +262,7 @@ static void fuse(fused *f, const ps_model *m) {
     } same[] = {{"attn_q", "attn_qkv"},
                 {"attn_k", "attn_qkv"},
                 {"attn_v", "attn_qkv"},
+                {"ffn_gate", "ffn_up"}, /* both in one, as some dense models have them */
                 {"ffn_gate_exps", "ffn_gate_up_exps"},
                 {"ffn_up_exps", "ffn_gate_up_exps"}};
     const ps_gguf *g = m->gguf;
@@ -315,8 +318,8 @@ static void unfuse(fused *f) {
     free(f->weights);
 }
 
-Test(llama_cpp, fused_names) {
-    gpu_case c = gc_shape(&mb_qwen3_30b_a3b);
+static void fused_model(const mb_shape *shape) {
+    gpu_case c = gc_shape(shape);
     ps_level_request levels[] = {gc_level(1300 * MIB, 4096, 1, 8), gc_level(8800 * MIB, 4096, 1, 8),
                                  gc_level(30000 * MIB, 4096, 1, 8)};
     ps_plan_request r = gc_request(&c, levels, 3);
@@ -347,6 +350,11 @@ Test(llama_cpp, fused_names) {
     unfuse(&f);
     ps_plan_free(plan);
     gc_close(&c);
+}
+
+Test(llama_cpp, fused_names) {
+    fused_model(&mb_qwen3_30b_a3b);
+    fused_model(&mb_llama3_8b);
 }
 
 /* Names whose odd bytes a pattern cannot say: refused where that would move another tensor, quoted otherwise. */

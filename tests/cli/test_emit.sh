@@ -82,6 +82,45 @@ must "$bin/psrun" --device emulated --plan "$dir/moe.yaml" --budget 760MiB --raw
 must "${emit[@]}" html "$dir/moe.yaml" --trace "$dir/m.json" -o "$dir/m.html"
 grep -q '>gpu measured<' "$dir/m.html" && grep -q 'predicted / measured' "$dir/m.html" || fail "no measured lanes"
 page "$dir/m.html"
+
+# Timelines: a named lane for each queue, in order, nothing before the start, negative or above another of its lane; steps hold their
+# instructions; every instruction of the trace is there.
+timeline() {
+  must "${emit[@]}" timeline "$1" -o "$dir/tl.json"
+  python3 - "$dir/tl.json" "$1" <<'P' || fail "timeline of $1"
+import json, sys
+events = json.load(open(sys.argv[1]))["traceEvents"]
+steps = json.load(open(sys.argv[2]))["steps"]
+names, lanes = {}, {}
+for e in events:
+    if e["ph"] == "M":
+        if e["name"] == "thread_name":
+            assert (e["pid"], e["tid"]) not in names, e
+            names[e["pid"], e["tid"]] = e["args"]["name"]
+        continue
+    assert e["ph"] == "X" and e["ts"] >= 0 and e["dur"] >= 0, e
+    lanes.setdefault((e["pid"], e["tid"]), []).append(e)
+assert {"step", "cpu", "gpu", "h2d", "d2h"} <= {n for (pid, _), n in names.items() if pid == 1}, names
+assert all(n.split()[0] == "cpu" for n in names.values() if " " in n), names  # further lanes where threads go on one by one
+assert set(lanes) <= set(names), (set(lanes), names)
+slack = 0.0015  # of rounding to nanoseconds
+for lane, of in lanes.items():
+    assert lane[1] == 0 or {e["cat"] for e in of} == {names[lane].split()[0]}, lane
+    for a, b in zip(of, of[1:]):
+        assert b["ts"] >= a["ts"] + a["dur"] - slack, (lane, a, b)
+for pid in {p for p, _ in lanes}:
+    whole = [e for (p, tid), of in lanes.items() if p == pid and tid for e in of]
+    assert len(whole) == sum(len(s["rows"]) for s in steps), (pid, len(whole))
+    if pid == 1:
+        bounds = [(e["ts"], e["ts"] + e["dur"]) for e in lanes[pid, 0]]
+        assert all(any(a - slack <= e["ts"] and e["ts"] + e["dur"] <= b + slack for a, b in bounds) for e in whole), pid
+P
+}
+timeline "$dir/s.json"
+timeline "$dir/m.json"
+must "$bin/psplan" --profile "$dir/profile.yaml" --threads 2 --context 512 -o "$dir/host.yaml" "$dir/moe.gguf"
+must "$bin/psrun" --device none --plan "$dir/host.yaml" --raw -m Hello -n 3 --trace "$dir/h.json" "$dir/moe.gguf"
+timeline "$dir/h.json"
 expect 1 "trace" "${emit[@]}" html "$dir/8b.yaml" --trace "$dir/m.json"
 expect 64 "--trace" "${emit[@]}" yaml "$dir/8b.yaml" --trace "$dir/m.json"
 expect 64 "is an input" "${emit[@]}" html "$dir/moe.yaml" --trace "$dir/m.json" -o "$dir/m.json"

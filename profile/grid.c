@@ -168,6 +168,11 @@ static void add_shape(ps_grid *g, const ps_kernel_spec *k, const shape *s, uint3
     }
 }
 
+/* What most models' large matrices are of. */
+static bool is_common(ps_dtype type) {
+    return type == PS_DTYPE_F16 || type == PS_DTYPE_Q4_0 || type == PS_DTYPE_Q8_0 || type == PS_DTYPE_Q4_K;
+}
+
 static void add_kernel(ps_grid *g, const ps_kernel_spec *k) {
     const ps_grid_config *c = g->config;
     for (size_t o = 0; o < sizeof op_shapes / sizeof op_shapes[0]; o++) {
@@ -190,10 +195,14 @@ static void add_kernel(ps_grid *g, const ps_kernel_spec *k) {
                 continue;
             for (uint32_t h = 0; h + 1 < n_threads; h++)
                 add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], threads[h], PS_BESIDE_IDLE, false);
-            if (c->n_threads > 1 && k->op == PS_OP_MATMUL) {
-                const uint32_t half = ps_grid_beside_threads(c->n_threads);
-                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], half, PS_BESIDE_IDLE, false);
-                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], half, PS_BESIDE_MEMORY, false);
+            /* Beside memory streams: at half of the threads; of common types at every power of two that leaves some. */
+            const uint32_t most = ps_grid_beside_threads(c->n_threads);
+            for (uint32_t h = is_common(k->wtype) && !c->quick ? 1 : most;
+                 k->op == PS_OP_MATMUL && h<c->n_threads; h *= c->n_threads> 16 ? 4 : 2) {
+                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], h, PS_BESIDE_IDLE, false);
+                add_shape(g, k, &op_shapes[o].shapes[0], tokens[t], h, PS_BESIDE_MEMORY, false);
+                if (!is_common(k->wtype) || c->quick)
+                    break;
             }
         }
     }

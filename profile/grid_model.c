@@ -95,8 +95,8 @@ static void add_op(ps_grid *g, uint32_t layer, const ps_op_desc *op) {
                 p.n_threads = threads[h];
                 add_at(g, k, p, m->n_ctx_train);
             }
-            if (c->n_threads > 1 && k->op == PS_OP_MATMUL && !c->quick) {
-                p.n_threads = ps_grid_beside_threads(c->n_threads);
+            for (uint32_t h = 1; h < c->n_threads && k->op == PS_OP_MATMUL && !c->quick; h *= 2) {
+                p.n_threads = h;
                 add_at(g, k, p, m->n_ctx_train);
                 p.beside = PS_BESIDE_MEMORY;
                 add_at(g, k, p, m->n_ctx_train);

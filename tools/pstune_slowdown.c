@@ -5,9 +5,11 @@
 
 #include "pstune_internal.h"
 
+enum { FEW_TOKENS = 16 };
+
 /* One kernel at one shape, beside something, against the same alone. */
 typedef struct sample {
-    bool gpu;
+    bool gpu, many; /* many: tokens, so that arithmetic matters more than memory */
     uint32_t n_threads;
     ps_beside beside;
     double times;
@@ -33,6 +35,7 @@ static int by_group(const void *va, const void *vb) {
     const sample *a = va, *b = vb;
     int c = compare_u64(a->gpu, b->gpu);
     c = c ? c : compare_u64(a->beside, b->beside);
+    c = c ? c : compare_u64(a->many, b->many);
     c = c ? c : compare_u64(a->n_threads, b->n_threads);
     return c ? c : (a->times > b->times) - (a->times < b->times);
 }
@@ -59,6 +62,7 @@ static bool ratios(const ps_profile *p, sample **out, uint32_t *out_n) {
         alone = bsearch(&q, idle, n_idle, sizeof *idle, by_shape);
         if (alone)
             s[n++] = (sample){.gpu = q->n_threads == 0,
+                              .many = q->n_tokens > FEW_TOKENS,
                               .n_threads = q->n_threads,
                               .beside = q->beside,
                               .times = q->time_s.median / (*alone)->time_s.median};
@@ -106,17 +110,18 @@ bool ps_tune_slowdowns(const ps_profile *p, ps_tune_slowdown **out, uint32_t *ou
     ps_tune_slowdown *list = calloc((uint64_t)n_samples + 2 * (uint64_t)p->gpu.n_together + 1, sizeof *list);
     for (uint32_t i = 0, j; list && i < n_samples; i = j) {
         for (j = i; j < n_samples && s[j].gpu == s[i].gpu && s[j].beside == s[i].beside &&
-                    s[j].n_threads == s[i].n_threads;
+                    s[j].many == s[i].many && s[j].n_threads == s[i].n_threads;
              j++)
             ;
         ps_tune_slowdown *d = &list[n++];
         d->n = j - i;
         d->times = (s[i + (j - i) / 2].times + s[i + (j - i - 1) / 2].times) / 2;
         if (s[i].gpu)
-            snprintf(d->what, sizeof d->what, "GPU kernels beside %s", ps_beside_name(s[i].beside));
-        else
-            snprintf(d->what, sizeof d->what, "CPU kernels of %u thr beside %s", s[i].n_threads,
+            snprintf(d->what, sizeof d->what, "GPU kernels, %s tokens, beside %s", s[i].many ? "many" : "few",
                      ps_beside_name(s[i].beside));
+        else
+            snprintf(d->what, sizeof d->what, "CPU kernels of %u thr, %s tokens, beside %s", s[i].n_threads,
+                     s[i].many ? "many" : "few", ps_beside_name(s[i].beside));
     }
     for (uint32_t i = 0; list && i < p->gpu.n_together; i++)
         add_together(p, &p->gpu.together[i], list, &n);

@@ -257,7 +257,8 @@ ps_status ps_tune_svg(const ps_profile *p, const char *path, ps_error *err) {
     if (!ps_tune_slowdowns(p, &s, &n))
         return ps_error_set(err, PS_E_NOMEM, path, "out of memory");
     const uint32_t bars = n < MAX_BARS ? n : MAX_BARS + 1;
-    const int height = 40 + 2 * PLOT_HEIGHT + TOP + BAR * (int)(bars ? bars : 1) + 20;
+    const int bus = p->gpu.n_copies ? PLOT_HEIGHT : 0; /* without a GPU there is nothing to draw */
+    const int height = 40 + PLOT_HEIGHT + bus + TOP + BAR * (int)(bars ? bars : 1) + 20;
     ps_text *t = ps_text_new();
     ps_text_printf(
         t,
@@ -272,8 +273,9 @@ ps_status ps_tune_svg(const ps_profile *p, const char *path, ps_error *err) {
     }
     ps_text_printf(t, p->synthetic ? " (made up)</text>\n" : "</text>\n");
     rooflines(t, p, 40);
-    copies(t, &p->gpu, 40 + PLOT_HEIGHT);
-    slowdowns(t, s, n, 40 + 2 * PLOT_HEIGHT);
+    if (bus)
+        copies(t, &p->gpu, 40 + PLOT_HEIGHT);
+    slowdowns(t, s, n, 40 + PLOT_HEIGHT + bus);
     ps_text_printf(t, "</svg>\n");
     free(s);
     uint64_t size = 0;

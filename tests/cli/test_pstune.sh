@@ -181,6 +181,28 @@ plan "$dir/else.yaml"
 grep -q "of another machine" "$dir/err" || fail "another machine: $(cat "$dir/err")"
 [ "$(grep -c warning "$dir/err")" -eq 1 ] || fail "not one warning: $(cat "$dir/err")"
 
+# A GPU whose figures cannot be: refused by name, never planned with; one that is small is a finite plan or a clear no.
+expect 0 "" "$pstune" --null --device null --quick -o "$dir/gpu.yaml"
+refuse() {
+    sed -e "$1" "$dir/gpu.yaml" >"$dir/cannot.yaml"
+    cmp -s "$dir/gpu.yaml" "$dir/cannot.yaml" && fail "$1 changes nothing"
+    expect 65 "$2" "$PS_BIN/psplan" --profile "$dir/cannot.yaml" --context 256 -o "$dir/never.yaml" "$dir/tiny.gguf"
+    [ ! -e "$dir/never.yaml" ] || fail "$1: a plan was written"
+}
+refuse 's/^  vram_bytes: .*/  vram_bytes: 0/' vram_bytes
+refuse 's/^  base_bytes: .*/  base_bytes: 99999999999/' base_bytes
+refuse 's/^\(  launch_s: .*median: \)[0-9.e-]*/\1.nan/' 'finite number'
+refuse 's/^\(  hbm_read_bytes_per_s: .*median: \)[0-9.e+]*/\10/' hbm_read_bytes_per_s
+for vram in 600 12288; do
+    sed -e "s/^  vram_bytes: .*/  vram_bytes: $((vram << 20))/" "$dir/gpu.yaml" >"$dir/small.yaml"
+    "$PS_BIN/psplan" --profile "$dir/small.yaml" --context 256 --budget ${vram}MiB --json -o "$dir/small.plan.yaml" "$dir/tiny.gguf" \
+        >"$dir/out" 2>"$dir/err"
+    code=$?
+    [ $code -eq 0 ] || [ $code -eq 1 ] || fail "$vram MiB: exit $code: $(cat "$dir/err")"
+    grep -qiE '[^a-z](nan|inf|infinity)[^a-z]' "$dir/out" "$dir/err" && fail "$vram MiB: $(grep -iE 'nan|inf' "$dir/out" | head -3)"
+    [ -s "$dir/out" ] || fail "$vram MiB: nothing said"
+done
+
 # Killed twenty times at any moment, starting and saving included, the same command still ends with a whole profile, and what was
 # there before stays until then. A model this small is measured in a few seconds.
 cp "$dir/null.yaml" "$dir/killed.yaml"

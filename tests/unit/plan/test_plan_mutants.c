@@ -147,7 +147,8 @@ static void families(const mb_shape *shape, uint32_t n_mutants, tally *n, covere
 static void expect_both(const char *what, const tally *n) {
     uint32_t all = n->accepted + n->refused;
     show_tally(what, n);
-    cr_assert_gt(n->accepted * 12, all, "%u accepted, %u refused", n->accepted, n->refused);
+    if (all >= 100) /* fewer, where sanitizers are slow, may by chance be none */
+        cr_assert_gt(n->accepted * 12, all, "%u accepted, %u refused", n->accepted, n->refused);
     cr_assert_gt(n->refused * 3, all, "%u accepted, %u refused", n->accepted, n->refused);
     cr_assert_geq(n->refused_unsafe * 2, n->refused_judged, "%u of %u", n->refused_unsafe, n->refused_judged);
 }

@@ -156,14 +156,16 @@ ps_status ps_gpu_mirror(ps_gpu_rig *r, const ps_kernel *kernel, bool direct, ps_
     return status == PS_OK ? ps_device_sync(r->device, err) : status;
 }
 
+ps_status ps_gpu_enqueue_call(ps_gpu_rig *r, uint32_t i, ps_error *err) {
+    ps_kargs a;
+    device_args(r, i, &a);
+    return ps_gpu_launch(r, r->kernel, &a, r->task->point.kv_len ? r->task->point.kv_len : a.n_tokens, err);
+}
+
 ps_status ps_gpu_enqueue_calls(ps_gpu_rig *r, uint32_t n, ps_error *err) {
     ps_status status = PS_OK;
-    for (uint32_t i = 0; i < n && status == PS_OK; i++) {
-        ps_kargs a;
-        device_args(r, i, &a);
-        status =
-            ps_gpu_launch(r, r->kernel, &a, r->task->point.kv_len ? r->task->point.kv_len : a.n_tokens, err);
-    }
+    for (uint32_t i = 0; i < n && status == PS_OK; i++)
+        status = ps_gpu_enqueue_call(r, i, err);
     return status;
 }
 

@@ -21,14 +21,23 @@ static bool is_gpu_task(const ps_task *t) {
 static ps_status gpu_prepare(void *rig, const ps_task *task, ps_error *err) {
     ps_gpu_rig *r = rig;
     r->task = task;
-    if (!is_gpu_task(task))
-        return r->cpu->prepare(r->cpu_rig, task, err);
+    if (!is_gpu_task(task)) {
+        if (!ps_gpu_is_beside(task))
+            return r->cpu->prepare(r->cpu_rig, task, err);
+        r->cpu_task = *task;
+        r->cpu_task.point.beside = PS_BESIDE_IDLE; /* for all that it knows */
+        ps_status ready = ps_gpu_timer_before(r, err);
+        if (ready == PS_OK)
+            ready = r->cpu->prepare(r->cpu_rig, &r->cpu_task, err);
+        return ready == PS_OK ? ps_gpu_beside_prepare(r, err) : ready;
+    }
     ps_status status = ps_gpu_timer_before(r, err);
     if (status != PS_OK)
         return status;
     switch (task->measure) {
     case PS_MEASURE_KERNEL:
-        return ps_gpu_prepare_kernel(r, task, err);
+        status = ps_gpu_prepare_kernel(r, task, err);
+        return status == PS_OK && ps_gpu_is_beside(task) ? ps_gpu_beside_prepare(r, err) : status;
     case PS_MEASURE_COPY:
     case PS_MEASURE_TOGETHER:
         if (task->bus == PS_BUS_DIRECT)
@@ -61,6 +70,8 @@ static ps_status gpu_prepare(void *rig, const ps_task *task, ps_error *err) {
 
 static ps_status gpu_sample(void *rig, ps_rig_sample *out, ps_error *err) {
     ps_gpu_rig *r = rig;
+    if (ps_gpu_is_beside(r->task))
+        return ps_gpu_beside_sample(r, out, err);
     if (!is_gpu_task(r->task))
         return r->cpu->sample(r->cpu_rig, out, err);
     *out = (ps_rig_sample){0};
@@ -101,6 +112,8 @@ static ps_status gpu_sample(void *rig, ps_rig_sample *out, ps_error *err) {
 
 static void gpu_finish(void *rig) {
     ps_gpu_rig *r = rig;
+    if (ps_gpu_is_beside(r->task))
+        ps_gpu_beside_finish(r);
     if (!is_gpu_task(r->task)) {
         r->cpu->finish(r->cpu_rig);
         return;

@@ -81,6 +81,9 @@ struct ps_gpu_rig {
     uint32_t n_calls;
     ps_device_graph *graph;
     ps_gpu_timer timer;
+    ps_task cpu_task;    /* what the rig of the CPUs is told of one that is beside the bus */
+    uint32_t n_pieces;   /* of the bus's work beside a sample */
+    double piece_s;      /* of one, alone */
     int emulated_status; /* of kernels on the emulated device */
 };
 
@@ -92,6 +95,7 @@ void ps_gpu_forget_mirrored(ps_gpu_rig *r);
 void ps_gpu_weights_moving(void *rig, uint8_t *data);
 /* Put the operands' areas where the kernel looks for them. What is kept from task to task comes first, with room to grow. */
 ps_status ps_gpu_mirror(ps_gpu_rig *r, const ps_kernel *kernel, bool direct, ps_error *err);
+ps_status ps_gpu_enqueue_call(ps_gpu_rig *r, uint32_t i, ps_error *err);
 ps_status ps_gpu_enqueue_calls(ps_gpu_rig *r, uint32_t n, ps_error *err);
 ps_status ps_gpu_capture_calls(ps_gpu_rig *r, ps_error *err);
 ps_status ps_gpu_prepare_kernel(ps_gpu_rig *r, const ps_task *task, ps_error *err);
@@ -130,6 +134,11 @@ ps_status ps_gpu_sample_event_record(ps_gpu_rig *r, ps_rig_sample *out, ps_error
 /* A level that comes and goes: mapped, filled over the bus, released. */
 ps_status ps_gpu_sample_level(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 uint64_t ps_gpu_copy_bytes(const ps_gpu_rig *r);
+/* gpu_beside.c: a kernel, of the CPUs too, while the bus is busy. prepare: behind what prepares the kernel alone. */
+bool ps_gpu_is_beside(const ps_task *task);
+ps_status ps_gpu_beside_prepare(ps_gpu_rig *r, ps_error *err);
+ps_status ps_gpu_beside_sample(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
+void ps_gpu_beside_finish(ps_gpu_rig *r);
 ps_status ps_gpu_sample_hbm(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 
 #endif

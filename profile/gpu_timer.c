@@ -29,7 +29,7 @@ static double median_of(double *values, uint32_t n) {
 }
 
 static bool covers(const ps_task *t) {
-    return t->measure == PS_MEASURE_KERNEL ||
+    return (t->measure == PS_MEASURE_KERNEL && !ps_gpu_is_beside(t)) ||
            (t->measure == PS_MEASURE_COPY && t->bytes >= least_copy &&
             (t->kind == PS_HOST_KIND_PINNED || t->kind == PS_HOST_KIND_REGISTERED));
 }

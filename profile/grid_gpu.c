@@ -84,7 +84,7 @@ static bool uses_blas(const ps_kernel_spec *k) {
 static const uint32_t product_tokens[] = {1, 4, 8, 16, 128, 512, 2048, 0};
 static const uint32_t rare_tokens[] = {1, 8, 16, 512, 2048, 0};
 static const uint32_t attention_tokens[] = {1, 8, 16, 128, 512, 2048, 0};
-static const uint32_t row_tokens[] = {1, 16, 256, 2048, 0};
+static const uint32_t row_tokens[] = {1, 256, 2048, 0};
 static const uint32_t end_tokens[] = {1, 8, 0};
 static const uint32_t model_tokens[] = {1, 2, 4, 8, 16, 64, 256, 1024, 2048, 0};
 static const uint32_t quick_tokens[] = {1, 8, 256, 2048, 0};
@@ -196,8 +196,52 @@ static void add_any(ps_grid *g) {
         }
 }
 
+static bool is_common(ps_dtype type) {
+    return type == PS_DTYPE_F16 || type == PS_DTYPE_Q4_0;
+}
+
+/* What a kernel becomes beside a busy bus, and alone for comparison: CPUs' products of one token, by threads; of the GPU products and
+ * attention of few and of many tokens. */
+static void add_beside(ps_grid *g) {
+    static const ps_beside of_cpu[] = {PS_BESIDE_IDLE, PS_BESIDE_H2D, PS_BESIDE_DIRECT},
+                           of_gpu[] = {PS_BESIDE_IDLE, PS_BESIDE_H2D, PS_BESIDE_D2H};
+    const ps_grid_config *c = g->config;
+    uint32_t threads[PS_GRID_THREADS];
+    const uint32_t n_threads = ps_grid_threads(c->n_threads, false, threads);
+    for (uint32_t i = 0; i < c->n_kernels; i++) {
+        const ps_kernel_spec *k = &c->kernels[i];
+        const bool few = k->min_tokens <= 1;
+        ps_profile_point p = {.n_tokens = few ? 1 : 512};
+        if (k->op == PS_OP_MATMUL && is_common(k->wtype)) {
+            p.rows = k->device == PS_DEV_CPU ? 2048 : 14336;
+            p.cols = k->device == PS_DEV_CPU ? 2048 : 4096;
+        } else if (k->op == PS_OP_ATTENTION && k->device == PS_DEV_CUDA &&
+                   k->out_fmt == (few ? PS_FMT_F32 : PS_FMT_F16S)) {
+            p.rows = 32, p.cols = 128, p.heads_kv = 8;
+            p.kv_len = few ? 16384 : 4096;
+        } else {
+            continue;
+        }
+        /* Of two kernels for many tokens the one that is used. */
+        if (k->device == PS_DEV_CUDA && (k->op == PS_OP_ATTENTION || few || c->blas == uses_blas(k)))
+            for (size_t b = 0; b < sizeof of_gpu / sizeof of_gpu[0]; b++) {
+                p.beside = of_gpu[b];
+                add_gpu_point(g, k, p, false);
+            }
+        for (uint32_t h = 0; k->device == PS_DEV_CPU && few && h < n_threads; h++)
+            for (size_t b = 0; b < sizeof of_cpu / sizeof of_cpu[0]; b++) {
+                p.n_threads = threads[h];
+                p.beside = of_cpu[b];
+                if (threads[h] >= 4 || h + 1 == n_threads)
+                    ps_grid_point(g, k, p, false);
+            }
+    }
+}
+
 void ps_grid_add_gpu(ps_grid *g) {
     add_bus(g);
+    if (!g->config->quick && !g->config->model)
+        add_beside(g);
     if (g->config->model)
         add_model(g);
     else

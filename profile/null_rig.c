@@ -61,7 +61,8 @@ uint64_t ps_null_samples(const ps_null_rig *rig) {
 
 /* The made-up GPU: bus, memory, arithmetic, and what small things cost. */
 static const double bus_bytes_per_s = 25e9, hbm_bytes_per_s = 400e9, gpu_flops_per_s = 60e12,
-                    copy_start_s = 4e-6, bus_keep_frac = 0.9, dram_keep_frac = 0.8, gpu_kernel_s = 2e-6;
+                    copy_start_s = 4e-6, bus_keep_frac = 0.9, dram_keep_frac = 0.8, gpu_kernel_s = 2e-6,
+                    gpu_beside_times = 1.08;
 enum { NULL_BASE_MIB = 480 };
 
 static double gpu_truth(const ps_task *t, double *beside) {
@@ -133,6 +134,10 @@ double ps_null_truth(const ps_null_rig *rig, const ps_task *task, double *out_be
             value = fmax(bytes / (p->beside == PS_BESIDE_DIRECT ? bus_bytes_per_s : hbm_bytes_per_s),
                          flops / gpu_flops_per_s) +
                     gpu_kernel_s;
+            if (p->beside == PS_BESIDE_H2D || p->beside == PS_BESIDE_D2H) {
+                value *= gpu_beside_times;
+                beside = bus_keep_frac * bus_bytes_per_s;
+            }
             break;
         }
         /* Each type has a speed of its own, so that a mix-up of kernels shows. */

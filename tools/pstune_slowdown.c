@@ -56,8 +56,9 @@ static bool ratios(const ps_profile *p, sample **out, uint32_t *out_n) {
     qsort(idle, n_idle, sizeof *idle, by_shape);
     for (uint32_t i = 0; i < p->n_points; i++) {
         const ps_profile_point *q = &p->points[i], *const * alone;
-        /* DIRECT is another place of the weights, nothing beside. */
-        if (q->beside == PS_BESIDE_IDLE || q->beside == PS_BESIDE_DIRECT || !q->time_s.n || !n_idle)
+        /* DIRECT of a GPU's kernel is another place of its weights, nothing beside. */
+        if (q->beside == PS_BESIDE_IDLE || (q->beside == PS_BESIDE_DIRECT && q->n_threads == 0) ||
+            !q->time_s.n || !n_idle)
             continue;
         alone = bsearch(&q, idle, n_idle, sizeof *idle, by_shape);
         if (alone)

@@ -1,0 +1,93 @@
+/* Kernels beside a busy bus, on the emulated device: kernels of both sides, each beside copies both ways, the CPUs' beside direct reads
+ * too. Both sides' rates are there, the kernels' results were verified, and the range that copies go to is free again. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "kernels/kernel.h"
+#include "profile/cpu_rig.h"
+#include "profile/gpu_rig.h"
+#include "profile/sweep.h"
+
+static const ps_beside neighbours[] = {PS_BESIDE_IDLE, PS_BESIDE_H2D, PS_BESIDE_D2H, PS_BESIDE_DIRECT};
+
+int main(void) {
+    ps_machine *machine = NULL;
+    ps_cpu_rig *cpu = NULL;
+    ps_device *device = NULL;
+    ps_gpu_rig *rig = NULL;
+    ps_sweep_result result = {0};
+    ps_error err = {0};
+    const ps_kernel *ours =
+                        ps_kernel_choose(PS_OP_MATMUL, PS_DTYPE_F16, PS_FMT_F32, PS_FMT_F32, PS_DEV_CPU, 1),
+                    *its = ps_kernel_choose(PS_OP_GLU, PS_DTYPE_NONE, PS_FMT_F32, PS_FMT_F32, PS_DEV_CUDA, 1),
+                    *many =
+                        ps_kernel_choose(PS_OP_GLU, PS_DTYPE_NONE, PS_FMT_F32, PS_FMT_F32, PS_DEV_CUDA, 64);
+    ps_status st = ps_machine_open(NULL, &machine, &err);
+    if (st == PS_OK)
+        st = ps_cpu_rig_new(&(ps_cpu_config){.machine = machine, .cold_bytes = 1 << 20}, &cpu, &err);
+    if (st == PS_OK)
+        st = ps_device_open(&(ps_device_options){.emulated = true, .emulated_base_bytes = 64 << 20}, &device,
+                            &err);
+    if (st == PS_OK)
+        st = ps_gpu_rig_new(
+            &(ps_gpu_config){
+                .machine = machine, .device = device, .cpu_ops = &ps_cpu_rig_ops, .cpu_rig = cpu},
+            &rig, &err);
+    CHECK(st == PS_OK && ours && its && many && ours->spec.id < its->spec.id, "%s: %s", err.subject,
+          err.message);
+    if (failures)
+        return 1;
+    ps_kernel_spec specs[2] = {ours->spec, its->spec};
+    ps_task tasks[16];
+    uint32_t n = 0;
+    for (int b = 0; b < 4; b++) {
+        tasks[n++] = (ps_task){.measure = PS_MEASURE_KERNEL,
+                               .point = {.kernel = ours->spec.id,
+                                         .rows = 512,
+                                         .cols = 512,
+                                         .n_tokens = 1,
+                                         .n_threads = 1,
+                                         .beside = neighbours[b]},
+                               .cost_s = 1e-4};
+        for (uint32_t t = 1; t <= 64 && neighbours[b] != PS_BESIDE_DIRECT; t *= 64) /* in a graph and not */
+            tasks[n++] = (ps_task){
+                .measure = PS_MEASURE_KERNEL,
+                .point = {.kernel = its->spec.id, .cols = 4096, .n_tokens = t, .beside = neighbours[b]},
+                .cost_s = 1e-4};
+    }
+    tasks[n++] = (ps_task){.measure = PS_MEASURE_LEVEL, .point = {.n_threads = 1}, .cost_s = 1e-3};
+    tasks[n++] = (ps_task){.measure = PS_MEASURE_MAP, .point = {.n_threads = 1}, .cost_s = 1e-3};
+    st = ps_sweep_run(&(ps_sweep_config){.ops = &ps_gpu_rig_emulated_ops,
+                                         .rig = rig,
+                                         .kernels = specs,
+                                         .n_kernels = 2,
+                                         .tasks = tasks,
+                                         .n_tasks = n,
+                                         .mode = "model",
+                                         .tool = "test",
+                                         .created = "2026-01-01T00:00:00Z",
+                                         .limit_s = 4,
+                                         .max_task_s = 0.1},
+                      &result, &err);
+    CHECK(st == PS_OK, "%s: %s", err.subject, err.message);
+    const ps_profile *p = result.profile;
+    uint32_t n_beside = 0;
+    for (uint32_t i = 0; st == PS_OK && i < p->n_points; i++) {
+        const ps_profile_point *q = &p->points[i];
+        CHECK(q->time_s.n > 0 && q->time_s.median > 0, "kernel %u beside %d", q->kernel, (int)q->beside);
+        CHECK((q->beside_bytes_per_s > 1e6) == (q->beside != PS_BESIDE_IDLE),
+              "kernel %u, %u tokens, beside %d: %g B/s", q->kernel, q->n_tokens, (int)q->beside,
+              q->beside_bytes_per_s);
+        n_beside += q->beside != PS_BESIDE_IDLE;
+    }
+    CHECK(st != PS_OK || (p->n_points == 10 && n_beside == 7), "%u points", p->n_points);
+    CHECK(st != PS_OK || (p->gpu.level_bytes_per_s.n && p->gpu.map_s.n), "the spare range is free again");
+    ps_sweep_free(&result);
+    ps_gpu_rig_free(rig);
+    ps_device_close(device);
+    ps_cpu_rig_free(cpu);
+    ps_machine_close(machine);
+    printf("%u failures\n", failures);
+    return failures != 0;
+}

@@ -144,6 +144,20 @@ static void families(const mb_shape *shape, uint32_t n_mutants, tally *n, covere
     gc_close(&c);
 }
 
+/* A plan of a family with as few waits as the checker lets through is safe, and so are its mutants that it lets through. */
+static void relaxed(const mb_shape *shape, int family, tally *n, uint64_t seed) {
+    gpu_case c = gc_shape(shape);
+    ps_plan *plan = plan_of(&c, family, 64, 1, 5);
+    plan->levels[0].tiers[0] = plan->levels[0].tiers[plan->levels[0].n_tiers - 1];
+    plan->levels[0].n_tiers = plan->n_levels = 1;
+    uint32_t n_free = relax(plan, plan->levels, c.model);
+    cr_assert_gt(n_free, 0, "%s: %u wait for nothing", name_of(family), n_free);
+    judge_plan(plan, c.model, 2, name_of(family));
+    run_mutants(plan, c.model, mutants(10), seed, n);
+    ps_plan_free(plan);
+    gc_close(&c);
+}
+
 static void expect_both(const char *what, const tally *n) {
     uint32_t all = n->accepted + n->refused;
     show_tally(what, n);
@@ -175,6 +189,17 @@ Test(plan_mutants, mixtures) {
     families(&mixture, mutants(10), &n, &v, first_seed(103));
     expect_both("planned, mixtures", &n);
     cr_assert(v.copies && v.ahead && v.slots && v.resident && v.near && v.ranges && v.adds && v.kv_vram);
+}
+
+Test(plan_mutants, few_waits) {
+    static const int of[] = {PS_FAMILY_GPU, PS_FAMILY_DYNAMIC, PS_FAMILY_SPLIT, PS_FAMILY_COUNT};
+    tally n = {0};
+    for (uint64_t i = 0; i < 4; i++) {
+        relaxed(&wide, of[i], &n, first_seed(300) + i);
+        relaxed(&mixture, of[i], &n, first_seed(310) + i);
+        relaxed(&mb_gemma3_small, of[i], &n, first_seed(320) + i);
+    }
+    expect_both("planned, with few waits", &n);
 }
 
 /* Above 2048 tokens: blocks over tiles. Slow to judge, so few of them, and the largest tier alone. */

@@ -75,29 +75,6 @@ Test(plan_shadow, the_judge_passes_valid_plans_with_a_gpu) {
         }
 }
 
-/* Take waits away one by one as long as the checker accepts it: what is left is what it insists on. */
-static uint32_t relax(ps_plan *p, ps_level *l, const ps_model *m) {
-    ps_program *g = &p->programs[l->tiers[0].program];
-    uint32_t n_free = 0;
-    ps_error err;
-    for (uint32_t i = 0; i < g->n_instrs; i++) {
-        ps_instr old = g->instrs[i];
-        ps_instr *in = &g->instrs[i];
-        in->n_waits = 0;
-        memset(in->wait, 0, sizeof in->wait);
-        bool done = ps_plan_check(p, l, m, &err) == PS_OK;
-        n_free += done;
-        for (uint32_t d = 10; !done && d >= 2; d--) {
-            in->n_waits = 1;
-            in->wait[0] = d;
-            done = ps_plan_check(p, l, m, &err) == PS_OK;
-        }
-        if (!done)
-            *in = old;
-    }
-    return n_free;
-}
-
 /* Plans with as few waits as the checker lets through are safe; and so are their mutants that it lets through. */
 static void run_relaxed(const mb_shape *shape, uint32_t program, uint32_t n_mutants, uint32_t n_schedules,
                         uint64_t seed, tally *n) {

@@ -32,4 +32,11 @@ json 'len(d["rows"]) == len(json.load(open(sys.argv[2].replace("check", "before"
 # A part has a limit, and its end is said.
 "${check[@]}" --parts resume --stretch 0.005 >"$dir/log" 2>&1
 grep -q 'the rest of resume.*not run' "$dir/log" || { cat "$dir/log"; fail "no end at the limit"; }
+
+# Points off the grid: what the null device's profile says of them is near the null device's truth, and a profile without a GPU has none.
+must "$bin/pstune" --null --device null --output "$dir/null.yaml"
+"$bin/tests/bench_points" --profile "$dir/null.yaml" --device null >"$dir/points" || fail "points off the grid: $(tail -n 1 "$dir/points")"
+[ "$(grep -c '"off_frac"' "$dir/points")" -eq 50 ] || fail "$(grep -c '"off_frac"' "$dir/points") points"
+must "$bin/pstune" --null --output "$dir/cpu.yaml"
+expect 69 "no kernel has points" "$bin/tests/bench_points" --profile "$dir/cpu.yaml" --device null
 [ $failures -eq 0 ] || exit 1

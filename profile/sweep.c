@@ -18,6 +18,8 @@ static const struct {
 };
 
 enum { MIN_SAMPLES = 5, FEWEST_SAMPLES = 3, WARM_CALLS = 1, LIMIT_EVERY = 32 };
+/* Calls as long as this are sampled less in one visit, so that there is time for more visits. */
+static const double long_s = 10e-3;
 /* By when a round of visits is to be over, as a share of the time that was left at its beginning. */
 static const double round_frac[PS_VISITS] = {0.45, 0.55, 0.4, 0.8, 1, 1};
 
@@ -260,7 +262,7 @@ static void look_at_link(sweep *s) {
 static ps_status visit(sweep *s, item *it, double share_s, bool *out_enough, ps_error *err) {
     const ps_sweep_config *c = s->c;
     const double clock_s = probe_clock(s), begin_s = elapsed_s(s);
-    const ps_stop_rule rule = {.min_samples = MIN_SAMPLES,
+    const ps_stop_rule rule = {.min_samples = guess_s(s, it) > long_s ? FEWEST_SAMPLES : MIN_SAMPLES,
                                .max_samples = PS_STATS_MAX_SAMPLES,
                                .target_frac = 0.01,
                                .cap_s = share_s,
@@ -317,7 +319,7 @@ static ps_status visit(sweep *s, item *it, double share_s, bool *out_enough, ps_
     ps_visit v = {.stat = ps_series_summary(s->series, stop),
                   .beside = beside_sum / s->series->n,
                   .clock_s = clock_s,
-                  .starved = 3 * (uint64_t)(s->series->n - s->series->n_disturbed) < s->series->n};
+                  .starved = s->series->n - s->series->n_disturbed < 2};
     if (both)
         v.other = ps_series_summary(s->beside, stop);
     s->out->n_measured += it->visits.n == 0;

@@ -20,7 +20,7 @@ typedef struct ps_visit {
     ps_stat other;  /* of what was measured at the same time, as times; n 0: nothing was */
     double beside;  /* rate of what ran beside */
     double clock_s; /* the clock's probe before it; 0: unknown */
-    bool starved;   /* a CPU was taken away during most samples: it proves nothing */
+    bool starved;   /* fewer than two samples were undisturbed: it proves nothing */
 } ps_visit;
 
 typedef struct ps_visits {

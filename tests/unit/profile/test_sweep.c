@@ -196,7 +196,7 @@ Test(sweep, more_noise_still_within_bounds) {
 }
 
 /* Other work that comes and goes and that no sample tells of: entries that it met are found out by their other visits, and what is not
- * marked is right. */
+ * marked is right; of three visits all meet it by chance in 0.3^3. */
 static void under_other_work(bool clock, double frac, double *out_noisy_frac) {
     fixture *f = setup(false, 4, 0.015, 0.02, 540);
     ps_null_rig *busy;
@@ -232,7 +232,7 @@ static void under_other_work(bool clock, double frac, double *out_noisy_frac) {
     *out_noisy_frac = (double)r.n_noisy / f->n_tasks;
     cr_log_info("%u points, %u quiet ones wrong, %.0f%% noisy", n, off, 100 * *out_noisy_frac);
     cr_expect_gt(n, 500);
-    cr_expect_leq(off * 100, n, "%u of %u points that are not marked are wrong by more than 5%%", off, n);
+    cr_expect_leq(off * 40, n, "%u of %u points that are not marked are wrong by more than 5%%", off, n);
     ps_sweep_free(&r);
     ps_null_rig_free(busy);
     teardown(f);

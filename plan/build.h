@@ -3,6 +3,7 @@
 #define PS_PLAN_BUILD_H
 
 #include "core/arena.h"
+#include "plan/family.h"
 #include "plan/lower.h"
 #include "plan/planner.h"
 
@@ -19,7 +20,8 @@ typedef struct ps_built_program {
 typedef struct ps_building {
     const ps_plan_request *q;
     ps_plan *plan;
-    ps_arena *work; /* of things that end with the build */
+    ps_arena *work;       /* of things that end with the build */
+    ps_cost_cache *cache; /* NULL: none */
     ps_built_program *programs;
     uint32_t n_programs, room;
     ps_error *err;
@@ -38,20 +40,39 @@ ps_status ps_build_predict(ps_building *b, const ps_lower_request *r, const ps_p
 ps_lower_request ps_build_request(const ps_plan_request *q, const ps_level_request *level,
                                   uint32_t max_tokens);
 
-/* A level with a GPU, in three steps. First each level by itself: families, longest step, and how much of VRAM is for
- * weights. Then, all levels known, the resident pieces that they share; last the level itself. */
-typedef struct ps_gpu_choice {
-    ps_family few, many; /* for steps of at most PS_PLAN_DECODE_TOKENS rows, and for longer ones */
-    uint32_t max_step;
-    uint64_t base_bytes, weight_bytes; /* of the arena of resident pieces, a multiple of PS_VRAM_ALIGN */
-    uint32_t n_attn;                   /* layers whose attention and KV are in VRAM */
-    double workload_s;                 /* predicted */
-} ps_gpu_choice;
-ps_status ps_gpu_choose(ps_building *b, const ps_level_request *lr, ps_gpu_choice *out,
-                        ps_shortage *shortage);
-/* resident: the set as grown for this level. */
-ps_status ps_gpu_build(ps_building *b, const ps_level_request *lr, const ps_gpu_choice *choice,
+/* Time of a step of a program when sequences hold kv_len positions after it. */
+ps_status ps_build_step_s(const ps_lower_request *r, const ps_program *p, uint64_t kv_len, double *out_s,
+                          ps_error *err);
+
+/* How a level with a GPU is run: a point of the space that the search moves in, and what it comes to. */
+typedef struct ps_schedule {
+    ps_rule decode,
+        prompt; /* for a token of every sequence, and for the workload's prompt; other tiers: ps_schedule_rule */
+    uint32_t path, kv_policy; /* ps_path, ps_kv_policy */
+    uint32_t max_step, n_threads;
+    /* What that comes to with the bytes that there are. */
+    ps_resident_mix mix;
+    uint32_t n_kv; /* layers whose KV is in VRAM */
+    uint64_t base_bytes, work_bytes,
+        extra_bytes; /* work_bytes: of the work arena but for KV; extra: of these, what tiers
+                                                    need that are not looked at in passing */
+    double decode_s, prompt_s, workload_s; /* of a step, of all prompts, of all */
+} ps_schedule;
+
+/* Bytes that a level has before any arena. */
+uint64_t ps_gpu_base_bytes(const ps_profile *p);
+/* The level by its schedule. resident: the set as grown for it. */
+ps_status ps_gpu_build(ps_building *b, const ps_level_request *lr, const ps_schedule *schedule,
                        const ps_resident_set *resident, ps_level *level);
+/* Why no schedule fits the budget. */
+ps_status ps_gpu_too_small(ps_building *b, const ps_level_request *lr, ps_shortage *shortage);
+/* The least bytes beside base with which there is a schedule. */
+ps_status ps_gpu_least(ps_building *b, const ps_level_request *lr, uint64_t *out_work, uint64_t *out_all);
+
+/* All levels with a GPU, into out[]: at[n] gives their places among the levels asked for, which ascend. reports: NULL, or one for
+ * each. */
+ps_status ps_gpu_plan(ps_building *b, const ps_level_request *levels, const uint32_t *at, uint32_t n,
+                      ps_level *out, ps_level_report *reports, uint64_t *looked_at, ps_shortage *shortage);
 
 #ifdef __cplusplus
 }

@@ -99,29 +99,65 @@ done:
     return status;
 }
 
+/* What a simulation works on: one allocation each. */
+typedef struct simulated {
+    double *work;
+    ps_sim_time *times;
+    ps_sim_block *blocks;
+    ps_contention contention;
+    ps_sim sim;
+} simulated;
+
+static void simulated_close(simulated *s) {
+    free(s->work);
+    free(s->times);
+    free(s->blocks);
+}
+
+static ps_status simulated_open(simulated *s, const ps_lower_request *r, const ps_program *p, ps_error *err) {
+    *s = (simulated){.work = calloc(p->n_instrs, sizeof *s->work),
+                     .times = calloc(p->n_instrs, sizeof *s->times),
+                     .blocks = calloc(p->n_blocks, sizeof *s->blocks),
+                     .contention = ps_contention_of(r->cost, r->n_threads)};
+    s->sim = (ps_sim){.program = p,
+                      .n_tiles = (uint32_t)((r->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS),
+                      .work_s = s->work,
+                      .start_s = r->profile->pool_start_s.median,
+                      .speed = r->level ? ps_instr_speed : NULL,
+                      .speed_ctx = &s->contention};
+    return s->work && s->times && s->blocks ? PS_OK : ps_build_no_memory(err);
+}
+
+static ps_status simulated_run(simulated *s, const ps_lower_request *r, const ps_program *p, uint64_t kv_len,
+                               double *out_s, ps_error *err) {
+    for (uint32_t i = 0; i < p->n_blocks; i++)
+        for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++)
+            s->work[k] = ps_instr_cost(r, p, k, p->blocks[i].layer0, kv_len).time_s;
+    return ps_simulate(&s->sim, s->times, s->blocks, out_s, err);
+}
+
+ps_status ps_build_step_s(const ps_lower_request *r, const ps_program *p, uint64_t kv_len, double *out_s,
+                          ps_error *err) {
+    simulated s;
+    ps_status status = simulated_open(&s, r, p, err);
+    if (!status)
+        status = simulated_run(&s, r, p, kv_len, out_s, err);
+    simulated_close(&s);
+    return status;
+}
+
 ps_status ps_build_predict(ps_building *b, const ps_lower_request *r, const ps_program *p, ps_tier *tier) {
-    double *work = calloc(p->n_instrs, sizeof *work);
-    ps_sim_time *times = calloc(p->n_instrs, sizeof *times);
-    ps_sim_block *blocks = calloc(p->n_blocks, sizeof *blocks);
-    ps_status status = work && times && blocks ? PS_OK : ps_build_no_memory(b->err);
-    ps_contention contention = ps_contention_of(r->cost, r->n_threads);
+    simulated s;
+    ps_status status = simulated_open(&s, r, p, b->err);
     uint64_t empty = r->max_tokens <= r->n_seqs ? 1 : r->max_tokens; /* positions after a step from nothing */
     for (int full = 0; full < 2 && !status; full++) {
         uint64_t kv_len = full && r->bucket_tokens > empty ? r->bucket_tokens : empty;
-        for (uint32_t i = 0; i < p->n_blocks; i++)
-            for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++)
-                work[k] = ps_instr_cost(r, p, k, p->blocks[i].layer0, kv_len).time_s;
-        ps_sim sim = {.program = p,
-                      .n_tiles = (uint32_t)((r->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS),
-                      .work_s = work,
-                      .start_s = r->profile->pool_start_s.median,
-                      .speed = r->level ? ps_instr_speed : NULL,
-                      .speed_ctx = &contention};
-        status = ps_simulate(&sim, times, blocks, full ? &tier->step_full_s : &tier->step_empty_s, b->err);
+        status = simulated_run(&s, r, p, kv_len, full ? &tier->step_full_s : &tier->step_empty_s, b->err);
         for (uint32_t i = 0; i < p->n_blocks && !status; i++) {
-            (full ? tier->block_period_full_s : tier->block_period_empty_s)[i] = blocks[i].period_s;
+            (full ? tier->block_period_full_s : tier->block_period_empty_s)[i] = s.blocks[i].period_s;
             for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++) {
-                double start = times[k].start_s - blocks[i].start_s, end = times[k].end_s - blocks[i].start_s;
+                double start = s.times[k].start_s - s.blocks[i].start_s,
+                       end = s.times[k].end_s - s.blocks[i].start_s;
                 start = start > 0 ? start : 0;
                 end = end > start ? end : start;
                 ps_prediction *to = &tier->predicted[k];
@@ -130,9 +166,7 @@ ps_status ps_build_predict(ps_building *b, const ps_lower_request *r, const ps_p
             }
         }
     }
-    free(work);
-    free(times);
-    free(blocks);
+    simulated_close(&s);
     return status;
 }
 

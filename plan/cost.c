@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Dimensions of a kernel's grid, outermost first: points are sorted by them, so that each step of the
  * recursion works on a contiguous range. */
@@ -40,6 +41,15 @@ typedef struct group {
 
 enum { MAX_READS = 16 };
 
+/* Rates at which products read weights: the best of each number of threads. */
+typedef struct reads {
+    uint32_t n;
+    struct {
+        uint32_t n_threads;
+        double bytes_per_s;
+    } at[MAX_READS];
+} reads;
+
 struct ps_cost_model {
     const ps_profile *profile;
     uint32_t n_points, n_groups;
@@ -47,12 +57,8 @@ struct ps_cost_model {
     double *times;  /* [n_points] */
     double *ratios; /* [n_points]: time over that of the kernel's fullest group at the same coordinates */
     group *groups;  /* in the order of the points */
-    uint32_t
-        n_reads; /* rates at which products read weights larger than any cache: best of each number of threads */
-    struct {
-        uint32_t n_threads;
-        double bytes_per_s;
-    } reads[MAX_READS];
+    reads seen;     /* products on weights larger than any cache */
+    reads cold;     /* and experts; or the largest that there are */
 };
 
 #define QUALITY_NAME(name, text) text,
@@ -110,25 +116,51 @@ static const ps_kernel_spec *spec_of(const ps_profile *profile, uint32_t kernel)
 static void fill_ratios(ps_cost_model *m);
 static void fill_rates(ps_cost_model *m);
 
-/* A product of a few rows on weights that no cache holds shows what DRAM gives at least. */
-static void note_read(ps_cost_model *m, const ps_profile_point *p) {
+/* Bytes that a product or mixture can touch, *out_read: that one call is expected to read; 0: of another kind. */
+static double footprint(const ps_cost_model *m, const ps_profile_point *p, bool *out_moe, double *out_read) {
     const ps_kernel_spec *k = spec_of(m->profile, p->kernel);
-    const ps_dtype_info *type = k && k->op == PS_OP_MATMUL ? ps_dtype_find((uint32_t)k->wtype) : NULL;
+    *out_moe = k && k->op == PS_OP_MOE_DISPATCH && p->heads_kv > 0;
+    const ps_dtype_info *type =
+        k && (*out_moe || k->op == PS_OP_MATMUL) ? ps_dtype_find((uint32_t)k->wtype) : NULL;
     if (!type || p->n_threads == 0 || p->beside != PS_BESIDE_IDLE || !(p->time_s.median > 0))
-        return;
+        return 0;
     double bytes = (double)p->rows * (double)p->cols * type->block_bytes / type->block_elems;
-    if (bytes < 2.0 * (double)m->profile->topology.l3_bytes)
-        return;
+    *out_read = bytes;
+    if (!*out_moe)
+        return bytes;
+    bytes *= 3.0 * p->heads_kv;
+    *out_read = bytes * (1 - pow(1 - (double)p->kv_len / p->heads_kv, p->n_tokens));
+    return bytes;
+}
+
+static void note(reads *r, uint32_t n_threads, double bytes_per_s) {
     uint32_t i = 0;
-    while (i < m->n_reads && m->reads[i].n_threads != p->n_threads)
+    while (i < r->n && r->at[i].n_threads != n_threads)
         i++;
     if (i == MAX_READS)
         return;
-    if (i == m->n_reads) {
-        m->reads[m->n_reads].n_threads = p->n_threads;
-        m->reads[m->n_reads++].bytes_per_s = 0;
+    if (i == r->n) {
+        r->at[r->n].n_threads = n_threads;
+        r->at[r->n++].bytes_per_s = 0;
     }
-    m->reads[i].bytes_per_s = fmax(m->reads[i].bytes_per_s, bytes / p->time_s.median);
+    r->at[i].bytes_per_s = fmax(r->at[i].bytes_per_s, bytes_per_s);
+}
+
+/* A product of a few rows on weights that no cache holds shows what DRAM gives at least. Experts do so likewise, and where
+ * nothing is that large, the largest half that there is comes next to it. */
+static void note_reads(ps_cost_model *m) {
+    double large = 2.0 * (double)m->profile->topology.l3_bytes, most = 0, read;
+    bool moe;
+    for (uint32_t i = 0; i < m->profile->n_points; i++)
+        most = fmax(most, footprint(m, &m->profile->points[i], &moe, &read));
+    for (uint32_t i = 0; i < m->profile->n_points; i++) {
+        const ps_profile_point *p = &m->profile->points[i];
+        double bytes = footprint(m, p, &moe, &read);
+        if (bytes > 0 && bytes >= large && !moe)
+            note(&m->seen, p->n_threads, read / p->time_s.median);
+        if (bytes > 0 && bytes >= fmin(large, most / 2))
+            note(&m->cold, p->n_threads, read / p->time_s.median);
+    }
 }
 
 ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_error *err) {
@@ -183,8 +215,7 @@ ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_e
     }
     fill_rates(m);
     fill_ratios(m);
-    for (uint32_t i = 0; i < profile->n_points; i++)
-        note_read(m, &profile->points[i]);
+    note_reads(m);
     *out = m;
     m = NULL;
 done:
@@ -493,16 +524,49 @@ bool ps_cost_lookup(const ps_cost_model *m, const ps_cost_query *query, ps_cost 
     return true;
 }
 
+bool ps_cost_lookup_cached(const ps_cost_model *m, ps_cost_cache *cache, const ps_cost_query *q,
+                           ps_cost *out) {
+    if (!cache)
+        return ps_cost_lookup(m, q, out);
+    uint64_t kv, h = q->kernel;
+    memcpy(&kv, &q->kv_len, sizeof kv);
+    const uint64_t parts[] = {
+        q->rows, q->cols, kv, q->n_tokens, (uint64_t)q->heads_kv << 32 | q->n_threads, (uint64_t)q->beside};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        h = (h ^ parts[i]) * 0x9e3779b97f4a7c15ull ^ h >> 29;
+    uint64_t at = (h ^ h >> 32) % PS_COST_CACHE;
+    const ps_cost_query *x = &cache->at[at].query;
+    bool same = cache->at[at].used && x->kernel == q->kernel && x->rows == q->rows && x->cols == q->cols &&
+                x->heads_kv == q->heads_kv && x->n_tokens == q->n_tokens && x->n_threads == q->n_threads &&
+                x->beside == q->beside && memcmp(&x->kv_len, &q->kv_len, sizeof kv) == 0;
+    if (!same) {
+        cache->at[at].query = *q;
+        cache->at[at].used = true;
+        cache->at[at].found = ps_cost_lookup(m, q, &cache->at[at].cost);
+    }
+    if (cache->at[at].found)
+        *out = cache->at[at].cost;
+    return cache->at[at].found;
+}
+
 double ps_cost_dram_bytes_per_s(const ps_cost_model *m, uint32_t n_threads) {
     return fmax(ps_cost_dram_alone(m, n_threads), ps_cost_dram_seen(m, n_threads));
 }
 
-double ps_cost_dram_seen(const ps_cost_model *m, uint32_t n_threads) {
+static double best_of(const reads *r, uint32_t n_threads) {
     double best = 0;
-    for (uint32_t i = 0; i < m->n_reads; i++)
-        if (m->reads[i].n_threads <= n_threads)
-            best = fmax(best, m->reads[i].bytes_per_s);
+    for (uint32_t i = 0; i < r->n; i++)
+        if (r->at[i].n_threads <= n_threads)
+            best = fmax(best, r->at[i].bytes_per_s);
     return best;
+}
+
+double ps_cost_dram_seen(const ps_cost_model *m, uint32_t n_threads) {
+    return best_of(&m->seen, n_threads);
+}
+
+double ps_cost_dram_cold(const ps_cost_model *m, uint32_t n_threads) {
+    return best_of(&m->cold, n_threads);
 }
 
 double ps_cost_dram_alone(const ps_cost_model *m, uint32_t n_threads) {

@@ -11,6 +11,7 @@
 #ifndef PS_PLAN_COST_H
 #define PS_PLAN_COST_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/status.h"
@@ -60,12 +61,26 @@ void ps_cost_model_free(ps_cost_model *model);
 /* Time of one call; *out is written and true returned if the kernel has points beside `beside`. */
 bool ps_cost_lookup(const ps_cost_model *model, const ps_cost_query *query, ps_cost *out);
 
+/* The same, from what was asked before where it was. NULL: no cache. Zeros are an empty one; one thread at a time. */
+enum { PS_COST_CACHE = 4096 };
+typedef struct ps_cost_cache {
+    struct {
+        ps_cost_query query;
+        ps_cost cost;
+        bool used, found;
+    } at[PS_COST_CACHE];
+} ps_cost_cache;
+bool ps_cost_lookup_cached(const ps_cost_model *model, ps_cost_cache *cache, const ps_cost_query *query,
+                           ps_cost *out);
+
 /* Ceilings for bounds and for kernels without points; 0 if the profile has none.
  * DRAM read rate of n_threads together: interpolated, beyond the last thread count constant; at least what a product of as
  * many threads or fewer reached on weights larger than the caches. */
 double ps_cost_dram_bytes_per_s(const ps_cost_model *model, uint32_t n_threads);
 /* The same without the products: what ps_cost_together was measured like. */
 double ps_cost_dram_seen(const ps_cost_model *model, uint32_t n_threads); /* these products alone; 0: none */
+/* Of products and experts, where none is that large the largest measured; 0: none. */
+double ps_cost_dram_cold(const ps_cost_model *model, uint32_t n_threads);
 double ps_cost_dram_alone(const ps_cost_model *model, uint32_t n_threads);
 /* Best rate of any product measured with n_threads, and the share of n_threads in the best rate of larger teams: a
  * coarse grid holds for some teams only products of few tokens, which are far from the ceiling. Where n_threads were not

@@ -13,7 +13,8 @@ enum {
     MANY_SLOTS = 3,
     MANY_RANGE = 32 << 20,
     ATTN_SLOTS = 4,
-    ATTN_RANGE = 128 << 20
+    ATTN_RANGE = 128 << 20,
+    HEAD_ROWS = 256
 };
 
 #define FAMILY_NAME(name, text) text,
@@ -116,10 +117,29 @@ static double attention_s(const ps_lower_request *r, uint32_t layer) {
     return sum;
 }
 
+uint64_t ps_rule_ffn_unit(const ps_model *m, uint32_t layer) {
+    uint64_t step = ps_ffn_step(m, layer), n = m->layers[layer].n_expert;
+    return n ? (n + 31) / 32 : step ? step : 1;
+}
+
+uint64_t ps_rule_head_unit(const ps_model *m) {
+    uint64_t rows = m->w[PS_ROLE_OUTPUT]->rows / 32;
+    return rows < HEAD_ROWS ? HEAD_ROWS : rows / HEAD_ROWS * HEAD_ROWS;
+}
+
+/* n and `shift` units more or fewer, of `rest`. */
+static uint64_t shifted(uint64_t n, int shift, uint64_t unit, uint64_t rest) {
+    uint64_t by = (uint64_t)(shift < 0 ? -shift : shift) * unit;
+    n = n > rest ? rest : n;
+    if (shift < 0)
+        return n > by ? n - by : 0;
+    return by > rest - n ? rest : n + by;
+}
+
 /* Columns behind the `held` resident ones that the GPU takes over the bus: read direct beside the CPU, or copied.
  * copied_bytes: of other weights that the bus brings in the meantime. */
 static uint64_t hidden_share(const ps_lower_request *r, uint32_t layer, uint64_t held, bool copied,
-                             double copied_bytes) {
+                             double copied_bytes, int shift) {
     uint64_t all = r->model->layers[layer].n_ff, rest = all - held, step = ps_ffn_step(r->model, layer);
     ps_contention c = ps_contention_of(r->cost, r->n_threads);
     double h2d = ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20) * c.h2d_by_cpu;
@@ -143,13 +163,11 @@ static uint64_t hidden_share(const ps_lower_request *r, uint32_t layer, uint64_t
     if (copied)
         x = worth_it((double)rest, x);
     if (!step)
-        return x * 2 > (double)rest ? rest : 0;
-    uint64_t n = (uint64_t)(x / (double)step + 0.5) * step;
-    return n > rest ? rest : n;
+        return (x * 2 > (double)rest) != (shift != 0) ? rest : 0;
+    return shifted((uint64_t)(x / (double)step + 0.5) * step, shift, ps_rule_ffn_unit(r->model, layer), rest);
 }
 
-static uint64_t head_share(const ps_lower_request *r, uint64_t held) {
-    enum { HEAD_ROWS = 256 };
+static uint64_t head_share(const ps_lower_request *r, uint64_t held, int shift) {
     const ps_weight *w = r->model->w[PS_ROLE_OUTPUT];
     uint64_t rest = w->rows - held;
     ps_contention c = ps_contention_of(r->cost, r->n_threads);
@@ -162,7 +180,7 @@ static uint64_t head_share(const ps_lower_request *r, uint64_t held) {
     double start = held ? product_s(r, PS_QUEUE_GPU, PS_BESIDE_IDLE, PS_OP_MATMUL, w->type, q) : 0;
     uint64_t n =
         (uint64_t)(share((double)rest, crossing_s(r), cpu, start, gpu) / HEAD_ROWS + 0.5) * HEAD_ROWS;
-    return n > rest ? rest : n;
+    return shifted(n, shift, ps_rule_head_unit(r->model), rest);
 }
 
 /* Experts that the GPU reads direct, of those a step is expected to select and that are not resident. */
@@ -230,94 +248,120 @@ static void hidden_pieces(const ps_resident_set *set, uint32_t layer, ps_layer_p
     }
 }
 
-static ps_where attention_place(ps_family family, bool few) {
+ps_rule ps_family_rule(ps_family family, uint64_t max_tokens, uint32_t max_outputs) {
+    bool few = max_tokens <= PS_PLAN_DECODE_TOKENS, few_out = max_outputs <= PS_PLAN_DECODE_TOKENS;
+    ps_rule r;
+    memset(&r, 0, sizeof r);
+    r.family = family;
+    r.attn = PS_WHERE_STREAM;
+    r.bus = PS_WHERE_STREAM;
+    r.ffn = PS_SHARE_ALL;
+    r.head_bus = few_out && family != PS_FAMILY_GPU ? PS_WHERE_DIRECT : PS_WHERE_STREAM;
+    r.head = PS_SHARE_ALL;
+    r.n_slots = few ? FEW_SLOTS : MANY_SLOTS;
+    r.range_bytes = few ? FEW_RANGE : MANY_RANGE;
     switch (family) {
-    case PS_FAMILY_STATIC:
-        return PS_WHERE_HOST;
     case PS_FAMILY_DIRECT:
-        return few ? PS_WHERE_DIRECT : PS_WHERE_STREAM;
+        r.attn = r.bus = few ? PS_WHERE_DIRECT : PS_WHERE_STREAM;
+        break;
+    case PS_FAMILY_STATIC:
+        r.attn = PS_WHERE_HOST;
+        r.ffn = r.head = PS_SHARE_NONE;
+        break;
+    case PS_FAMILY_DYNAMIC:
+        r.ffn = PS_SHARE_AFTER_ATTENTION;
+        r.head = PS_SHARE_NONE;
+        break;
+    case PS_FAMILY_SPLIT:
+        r.bus = few ? PS_WHERE_DIRECT : PS_WHERE_STREAM;
+        r.ffn = max_tokens > PS_TILE_TOKENS ? PS_SHARE_ALL : PS_SHARE_BALANCED;
+        r.head = few_out ? PS_SHARE_BALANCED : PS_SHARE_ALL;
+        if (few) {
+            r.n_slots = ATTN_SLOTS;
+            r.range_bytes = ATTN_RANGE;
+        }
+        break;
     default:
-        return PS_WHERE_STREAM;
+        break;
     }
+    return r;
 }
 
 /* The feed-forward block behind what is resident. */
-static void place_rest(ps_family family, const ps_lower_request *r, const ps_resident_set *set,
-                       uint32_t layer, bool few, ps_layer_place *at) {
+static void place_rest(const ps_rule *rule, const ps_lower_request *r, const ps_resident_set *set,
+                       uint32_t layer, ps_layer_place *at) {
     const ps_layer *y = &r->model->layers[layer];
     uint64_t all = y->n_expert ? y->n_expert : y->n_ff, held = set->ffn[layer], rest = all - held;
-    bool dense = y->n_expert == 0;
-    uint64_t over_bus = 0;
-    ps_where bus = PS_WHERE_STREAM;
+    bool dense = y->n_expert == 0, streams = rule->bus == PS_WHERE_STREAM;
+    uint64_t over_bus = 0, unit = ps_rule_ffn_unit(r->model, layer);
+    /* Slices go round the layers: behind the last that had one are those with fewer. */
+    const bool more = set->ffn[layer] > set->ffn[r->model->n_layers - 1];
+    const int shift = more ? rule->ffn_shift_more : rule->ffn_shift;
     double streamed = at->attn == PS_WHERE_STREAM ? (double)ps_resident_attn_bytes(r->model, layer) : 0;
-    switch (family) {
-    case PS_FAMILY_GPU:
-        over_bus = rest;
+    switch ((ps_share)rule->ffn) {
+    case PS_SHARE_ALL:
+        over_bus = shifted(rest, shift, unit, rest);
         break;
-    case PS_FAMILY_DIRECT:
-        over_bus = rest;
-        bus = few ? PS_WHERE_DIRECT : PS_WHERE_STREAM;
+    case PS_SHARE_NONE:
+        over_bus = shifted(0, shift, unit, rest);
         break;
-    case PS_FAMILY_STATIC:
-        break;
-    case PS_FAMILY_DYNAMIC:
+    case PS_SHARE_AFTER_ATTENTION:
         if (dense && set->n_attn == r->model->n_layers)
-            over_bus = hidden_share(r, layer, held, true, 0);
+            over_bus = hidden_share(r, layer, held, true, 0, shift);
         break;
-    default:
-        bus = few ? PS_WHERE_DIRECT : PS_WHERE_STREAM;
-        if (r->max_tokens > PS_TILE_TOKENS)
-            over_bus = rest;
-        else if (dense)
-            over_bus = hidden_share(r, layer, held, !few, streamed);
+    case PS_SHARE_BALANCED:
+        if (dense)
+            over_bus = hidden_share(r, layer, held, streams, streamed, shift);
         else /* that there are some to read direct; which, and how many, is a rule of the tier */
-            over_bus = few ? rest != 0 : streamed_experts(r, layer, held);
+            over_bus = !streams ? rest != 0 : shifted(streamed_experts(r, layer, held), shift, unit, rest);
+        break;
     }
-    add_part(at, bus, held, over_bus);
+    if (dense && over_bus < rest && !ps_ffn_step(r->model, layer)) /* it cannot be cut */
+        over_bus = 0;
+    add_part(at, (ps_where)rule->bus, held, over_bus);
     add_part(at, PS_WHERE_HOST, held + over_bus, rest - over_bus);
 }
 
-static void place_head(ps_family family, const ps_lower_request *r, const ps_resident_set *set,
+static void place_head(const ps_rule *rule, const ps_lower_request *r, const ps_resident_set *set,
                        ps_placing *out) {
     uint64_t all = r->model->w[PS_ROLE_OUTPUT]->rows, held = set->head_rows, rest = all - held,
-             over_bus = rest;
-    bool few = r->max_outputs <= PS_PLAN_DECODE_TOKENS;
+             over_bus = rest, unit = ps_rule_head_unit(r->model);
     ps_layer_place at = {0};
-    ps_where bus = few && family != PS_FAMILY_GPU ? PS_WHERE_DIRECT : PS_WHERE_STREAM;
-    if (family == PS_FAMILY_STATIC || family == PS_FAMILY_DYNAMIC)
-        over_bus = 0;
-    else if (family == PS_FAMILY_SPLIT && few)
-        over_bus = head_share(r, held);
+    if (rule->head == PS_SHARE_NONE)
+        over_bus = shifted(0, rule->head_shift, unit, rest);
+    else if (rule->head == PS_SHARE_BALANCED)
+        over_bus = head_share(r, held, rule->head_shift);
+    else
+        over_bus = shifted(rest, rule->head_shift, unit, rest);
     for (uint32_t i = 0; i < set->n; i++) {
         const ps_weight_range *p = &set->pieces[i].range;
         if (p->role == PS_ROLE_OUTPUT && p->row0 + p->n_rows <= held)
             add_part(&at, PS_WHERE_VRAM, p->row0, p->n_rows);
     }
-    add_part(&at, bus, held, over_bus);
+    add_part(&at, (ps_where)rule->head_bus, held, over_bus);
     add_part(&at, PS_WHERE_HOST, held + over_bus, rest - over_bus);
     out->n_head = at.n_parts;
     memcpy(out->head, at.part, sizeof at.part);
 }
 
-ps_status ps_family_place(ps_family family, const ps_lower_request *r, const ps_resident_set *resident,
-                          const ps_kv_home *kv, ps_arena *arena, ps_placing *out, ps_error *err) {
+ps_status ps_rule_place(const ps_rule *rule, const ps_lower_request *r, const ps_resident_set *resident,
+                        const ps_kv_home *kv, ps_arena *arena, ps_placing *out, ps_error *err) {
     const ps_model *m = r->model;
     bool few = r->max_tokens <= PS_PLAN_DECODE_TOKENS;
     memset(out, 0, sizeof *out);
     out->layers = ps_arena_array(arena, m->n_layers, sizeof *out->layers);
     if (!out->layers)
         return ps_error_set(err, PS_E_NOMEM, "plan", "out of memory");
-    out->n_slots = few ? FEW_SLOTS : MANY_SLOTS;
-    out->range_bytes = few ? FEW_RANGE : MANY_RANGE;
-    if (few && family == PS_FAMILY_SPLIT) {
-        out->n_slots = ATTN_SLOTS;
-        out->range_bytes = ATTN_RANGE;
-    }
+    out->n_slots = rule->n_slots;
+    out->range_bytes = rule->range_bytes;
     out->carry = few;
     for (uint32_t l = 0; l < m->n_layers; l++) {
         ps_layer_place *at = &out->layers[l];
         const ps_layer_place *before = l ? at - 1 : NULL;
-        at->attn = l < resident->n_attn ? PS_WHERE_VRAM : attention_place(family, few);
+        at->attn = l < resident->n_attn ? PS_WHERE_VRAM : (ps_where)rule->attn;
+        if (at->attn == PS_WHERE_HOST && kv[l].space == PS_SPACE_VRAM)
+            at->attn = PS_WHERE_STREAM; /* the CPU does not reach its cache */
+        at->kv_host = kv[l].space == PS_SPACE_HOST;
         at->kv_slot = kv[l].space == PS_SPACE_HOST && at->attn != PS_WHERE_HOST && !few;
         if (at->kv_slot && kv[l].bytes * r->n_seqs > out->kv_slot_bytes)
             out->kv_slot_bytes = kv[l].bytes * r->n_seqs;
@@ -332,16 +376,17 @@ ps_status ps_family_place(ps_family family, const ps_lower_request *r, const ps_
             memcpy(at->part, before->part, sizeof at->part);
             at->n_parts = before->n_parts;
         } else {
-            place_rest(family, r, resident, l, few, at);
+            place_rest(rule, r, resident, l, at);
         }
-        if (y->n_expert && family == PS_FAMILY_SPLIT && few) {
+        if (y->n_expert && rule->ffn == PS_SHARE_BALANCED && rule->bus == PS_WHERE_DIRECT) {
             uint32_t d =
                 l && before->n_parts && z->n_expert == y->n_expert && resident->ffn[l] == resident->ffn[l - 1]
                     ? 0
-                    : direct_experts(r, l, resident->ffn[l]);
+                    : (uint32_t)shifted(direct_experts(r, l, resident->ffn[l]), rule->direct_shift, 1,
+                                        y->n_expert - resident->ffn[l]);
             out->max_direct = d > out->max_direct ? d : out->max_direct;
         }
     }
-    place_head(family, r, resident, out);
+    place_head(rule, r, resident, out);
     return PS_OK;
 }

@@ -38,7 +38,8 @@ static double assumed(const ps_lower_request *r, const ps_program *p, const ps_i
     ps_op_desc d = {.op = in->op,
                     .w = {in->w[0], in->w[1], in->w[2]},
                     .cols = (uint32_t)q->cols,
-                    .rows = (uint32_t)q->rows};
+                    .rows =
+                        (uint32_t)(in->op == PS_OP_MOE_DISPATCH ? q->cols : q->rows)}; /* of what it makes */
     if (in->op == PS_OP_ATTENTION) {
         weights = q->kv_len * q->heads_kv * (double)q->cols * 4;
     } else {
@@ -68,11 +69,18 @@ static double launched(const ps_lower_request *r, double t) {
     return r->max_tokens > PS_PLAN_DECODE_TOKENS ? larger(t, r->profile->gpu.launch_s.median) : t;
 }
 
-/* Least time of a CPU product for a model that no cache holds, where products on matrices that no cache holds were measured:
- * points of smaller matrices may have been measured on what stayed in one. */
+double ps_cost_cold_bytes_per_s(const ps_lower_request *r) {
+    if (!r->level || r->model->weight_bytes < 4 * r->profile->topology.l3_bytes)
+        return 0;
+    double cold = ps_cost_dram_cold(r->cost, r->n_threads) * 1.05;
+    return cold > 0 ? larger(cold, ps_cost_dram_alone(r->cost, r->n_threads)) : 0;
+}
+
+/* Least time of a CPU product for a model that no cache holds: points of small matrices may have been measured on what
+ * stayed in one. */
 static double cold_s(const ps_lower_request *r, const ps_cost_query *q) {
-    double rate = q->n_threads ? ps_cost_dram_seen(r->cost, q->n_threads) * 1.05 : 0;
-    if (!r->level || !(rate > 0) || r->model->weight_bytes < 4 * r->profile->topology.l3_bytes)
+    double rate = q->n_threads ? ps_cost_cold_bytes_per_s(r) : 0;
+    if (!(rate > 0))
         return 0;
     const ps_kernel_spec *k = ps_catalogue_find(r->profile, q->kernel);
     const ps_dtype_info *type = k && k->op == PS_OP_MATMUL ? ps_dtype_find((uint32_t)k->wtype) : NULL;
@@ -81,7 +89,7 @@ static double cold_s(const ps_lower_request *r, const ps_cost_query *q) {
 
 bool ps_cost_of_product(const ps_lower_request *r, const ps_cost_query *q, ps_cost *out) {
     if (q->beside != PS_BESIDE_DIRECT || q->n_tokens <= 1) {
-        bool found = ps_cost_lookup(r->cost, q, out);
+        bool found = ps_cost_lookup_cached(r->cost, r->cache, q, out);
         if (found)
             out->time_s = larger(out->time_s, cold_s(r, q));
         return found;
@@ -91,16 +99,16 @@ bool ps_cost_of_product(const ps_lower_request *r, const ps_cost_query *q, ps_co
     ps_cost all;
     row.n_tokens = 1;
     idle.beside = PS_BESIDE_IDLE;
-    if (!ps_cost_lookup(r->cost, q, &all))
+    if (!ps_cost_lookup_cached(r->cost, r->cache, q, &all))
         return false;
-    if (all.quality < PS_COST_EXTRAPOLATED || !ps_cost_lookup(r->cost, &row, out)) {
+    if (all.quality < PS_COST_EXTRAPOLATED || !ps_cost_lookup_cached(r->cost, r->cache, &row, out)) {
         *out = all;
         return true;
     }
     if (q->heads_kv && q->kv_len > 0) /* a mixture: more rows select more experts */
         out->time_s *=
             (1 - pow(1 - q->kv_len / q->heads_kv, (double)q->n_tokens)) / (q->kv_len / q->heads_kv);
-    if (ps_cost_lookup(r->cost, &idle, &all))
+    if (ps_cost_lookup_cached(r->cost, r->cache, &idle, &all))
         out->time_s = larger(out->time_s, all.time_s);
     out->quality = PS_COST_EXTRAPOLATED;
     return true;
@@ -110,13 +118,14 @@ static ps_cost one(const ps_lower_request *r, const ps_program *p, const ps_inst
                    ps_cost_query q, double tokens) {
     ps_cost c = {0, PS_COST_ASSUMED};
     q.n_tokens = (uint64_t)larger(tokens, 1);
-    if (!(in->op == PS_OP_ATTENTION ? ps_cost_lookup(r->cost, &q, &c) : ps_cost_of_product(r, &q, &c))) {
+    if (!(in->op == PS_OP_ATTENTION ? ps_cost_lookup_cached(r->cost, r->cache, &q, &c)
+                                    : ps_cost_of_product(r, &q, &c))) {
         ps_cost near = c;
         ps_cost_query idle = q;
         idle.beside = PS_BESIDE_IDLE;
         c = (ps_cost){assumed(r, p, in, layer, &q, larger(tokens, 1)), PS_COST_ASSUMED};
         /* Never faster from the host than from VRAM. */
-        if (q.beside == PS_BESIDE_DIRECT && ps_cost_lookup(r->cost, &idle, &near))
+        if (q.beside == PS_BESIDE_DIRECT && ps_cost_lookup_cached(r->cost, r->cache, &idle, &near))
             c.time_s = larger(c.time_s, near.time_s);
     }
     return c;

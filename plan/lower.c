@@ -214,11 +214,11 @@ ps_status ps_lower(const ps_lower_request *r, ps_arena *arena, ps_program *out, 
     status = ps_lowering_init(&a->lo, r, err);
     a->room = 4 * PS_MAX_LIST;
     a->work = ps_arena_new(UINT64_MAX);
-    a->nodes.nodes = calloc(PS_MAX_NODES, sizeof *a->nodes.nodes);
-    a->now.instr = calloc(PS_MAX_LIST, sizeof *a->now.instr);
-    a->before.instr = calloc(PS_MAX_LIST, sizeof *a->before.instr);
+    a->nodes.nodes = malloc(PS_MAX_NODES * sizeof *a->nodes.nodes);
+    a->now.instr = malloc(PS_MAX_LIST * sizeof *a->now.instr);
+    a->before.instr = malloc(PS_MAX_LIST * sizeof *a->before.instr);
     a->blocks = calloc(2 * (uint64_t)m->n_layers + 2, sizeof *a->blocks);
-    a->instrs = calloc(a->room, sizeof *a->instrs);
+    a->instrs = malloc(a->room * sizeof *a->instrs);
     a->streams = calloc(m->n_layers, sizeof *a->streams);
     if (status)
         goto done;

@@ -22,6 +22,7 @@ typedef struct ps_lower_request {
     const ps_model *model;
     const ps_profile *profile;
     const ps_cost_model *cost;
+    ps_cost_cache *cache; /* of it; NULL: none */
     uint32_t n_threads;
     uint64_t max_tokens; /* of a step; above PS_TILE_TOKENS layers run over tiles */
     uint32_t max_outputs;
@@ -61,6 +62,10 @@ ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t i
 
 /* Time of a product or mixture from the points; beside DIRECT it is known for all few rows where it is for one. */
 bool ps_cost_of_product(const ps_lower_request *r, const ps_cost_query *q, ps_cost *out);
+
+/* What the CPU reads weights at, at most, where the model is too large for caches and the profile has products on weights
+ * that no cache holds; 0: no such limit. No CPU product is predicted faster. */
+double ps_cost_cold_bytes_per_s(const ps_lower_request *r);
 
 /* How fast each side goes while the other is busy too, as a fraction of alone. */
 typedef struct ps_contention {

@@ -84,6 +84,8 @@ typedef struct ps_lowering {
     uint32_t x_spaces;               /* as above, between lists; 0: nowhere */
     uint32_t *gpu_kernels;           /* of the catalogue, by operation; from malloc */
     uint32_t first[PS_OP_COUNT + 1]; /* where each operation's begin */
+    uint8_t outs[2][PS_OP_COUNT]
+                [PS_FMT_COUNT]; /* by GPU or not, and input: formats that some kernel writes, as bit sets */
     ps_error *err;
 } ps_lowering;
 

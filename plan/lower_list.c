@@ -3,6 +3,7 @@
  * An operation takes its input in the format whose kernel is predicted fastest. What makes a value writes the format that
  * is wanted, if it is one and a kernel can; otherwise a CONVERT stands before the first use. A value wanted on the other
  * side is copied by the GPU, or written to host memory by its kernel where only the CPU wants it. */
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,7 +123,7 @@ static double kernel_time(const ps_lowering *lo, const ps_node *n, uint32_t kern
     q.n_threads = n->in.queue == PS_QUEUE_CPU ? r->n_threads : 0;
     if (n->in.op == PS_OP_ATTENTION)
         q.kv_len = (double)r->bucket_tokens;
-    return ps_cost_lookup(r->cost, &q, &cost) ? cost.time_s : 1e30;
+    return ps_cost_lookup_cached(r->cost, r->cache, &q, &cost) ? cost.time_s : 1e30;
 }
 
 ps_status ps_lowering_init(ps_lowering *lo, const ps_lower_request *r, ps_error *err) {
@@ -133,6 +134,11 @@ ps_status ps_lowering_init(ps_lowering *lo, const ps_lower_request *r, ps_error 
     if (!lo->gpu_kernels)
         return ps_error_set(err, PS_E_NOMEM, "program", "no memory for %u kernels", p->n_kernels);
     uint32_t n = 0;
+    static_assert(PS_FMT_COUNT <= 8, "a bit for each");
+    for (uint32_t i = 0; i < p->n_kernels; i++) {
+        const ps_kernel_spec *k = &p->kernels[i];
+        lo->outs[k->device == PS_DEV_CUDA][k->op][k->in_fmt] |= (uint8_t)(1u << k->out_fmt);
+    }
     for (int op = 0; op < PS_OP_COUNT; op++) {
         lo->first[op] = n;
         for (uint32_t i = 0; i < p->n_kernels; i++)
@@ -146,6 +152,8 @@ ps_status ps_lowering_init(ps_lowering *lo, const ps_lower_request *r, ps_error 
 /* A kernel for the node. Of several the CPU's is the one made for the most tokens, the GPU's the one predicted fastest. */
 static const ps_kernel_spec *choose(const ps_lowering *lo, const ps_node *n, ps_fmt in, ps_fmt out) {
     const ps_profile *profile = lo->r->profile;
+    if (!(lo->outs[n->in.queue != PS_QUEUE_CPU][n->in.op][in] >> out & 1))
+        return NULL;
     uint64_t tokens = node_tokens(lo, n);
     ps_dtype wtype = node_wtype(lo, n);
     if (n->in.queue == PS_QUEUE_CPU)

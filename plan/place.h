@@ -30,6 +30,7 @@ typedef struct ps_layer_place {
     ps_where attn;
     bool
         kv_slot; /* the GPU computes attention in a KV slot, filled from a home in host memory and brought back */
+    bool kv_host; /* its cache is at home in host memory: such layers take another time */
     uint32_t n_parts;
     ps_place_part part[PS_MAX_PARTS];
 } ps_layer_place;

@@ -1,6 +1,7 @@
 /* Levels, tiers and programs of a plan: see planner.h. */
 #include "plan/planner.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 #include "plan/bounds.h"
 #include "plan/build.h"
 #include "plan/memory.h"
+#include "plan/search.h"
 #include "plan/simulate.h"
 
 enum { MAX_TIERS = 32, MAX_STEP_TOKENS = 65536 };
@@ -223,143 +225,203 @@ static ps_status fill_head(ps_building *b) {
     return ps_profile_hash(q->profile, plan->profile_hash, b->err);
 }
 
-/* Levels with a GPU, chosen each by itself, and what they share. order: by the bytes that are resident. */
-typedef struct gpu_levels {
-    uint32_t n;
-    uint32_t *at, *order;
-    ps_gpu_choice *choice;
-} gpu_levels;
+double ps_plan_workload_s(const ps_plan_request *q, const ps_level *l) {
+    double prompt =
+               fmin(q->prompt_tokens ? (double)q->prompt_tokens : PS_PLAN_PROMPT, (double)l->bucket_tokens),
+           output = q->output_tokens ? (double)q->output_tokens : PS_PLAN_OUTPUT;
+    uint32_t decode = 0, fill = 0;
+    while (decode + 1 < l->n_tiers && l->tiers[decode].max_tokens < l->n_seqs)
+        decode++;
+    while (fill + 1 < l->n_tiers && l->tiers[fill].max_tokens < prompt)
+        fill++;
+    const ps_tier *a = &l->tiers[decode], *b = &l->tiers[fill];
+    return output * ceil((double)l->n_seqs / a->max_tokens) * (a->step_empty_s + a->step_full_s) / 2 +
+           (double)l->n_seqs * ceil(prompt / b->max_tokens) * b->step_empty_s;
+}
 
-/* The resident pieces of every level are the first of the next larger one's: sets are grown in that order, from one to
- * the next. *out_over: level whose work arena came out larger than it was chosen for, and by how much. */
-static ps_status build_gpu_levels(ps_building *b, const ps_level_request *levels, const gpu_levels *g,
-                                  ps_level *out, uint32_t *out_over, uint64_t *out_bytes) {
-    ps_resident_set set;
-    ps_status status = ps_resident_init(&set, b->q->model, b->err);
-    *out_over = UINT32_MAX;
-    for (uint32_t k = 0; k < g->n && !status && *out_over == UINT32_MAX; k++) {
-        uint32_t i = g->order[k];
-        ps_level *level = &out[i];
-        const ps_gpu_choice *c = &g->choice[i];
-        status = ps_resident_grow(&set, c->weight_bytes, c->n_attn, b->err);
-        if (!status)
-            status = ps_gpu_build(b, &levels[g->at[i]], c, &set, level);
-        uint64_t all = level->vram_base_bytes + level->vram_work_bytes + level->vram_weight_bytes;
-        if (!status && all > level->budget_bytes) {
-            *out_over = i;
-            *out_bytes = all - level->budget_bytes;
+/* ---- levels without a GPU ---- */
+
+/* The workload with a team, as ps_plan_workload_s has it, without building the level. */
+static ps_status host_workload(ps_building *b, const ps_level_request *lr, double *out_s) {
+    uint32_t sizes[MAX_TIERS], n = ps_plan_tiers(b->q, lr, sizes), at[2] = {0, 0};
+    double prompt = b->q->prompt_tokens ? (double)b->q->prompt_tokens : PS_PLAN_PROMPT, step[2][2];
+    prompt = fmin(prompt, (double)lr->bucket_tokens);
+    while (at[0] + 1 < n && sizes[at[0]] < lr->n_seqs)
+        at[0]++;
+    while (at[1] + 1 < n && sizes[at[1]] < prompt)
+        at[1]++;
+    for (int i = 0; i < 2; i++) {
+        ps_arena *arena = ps_arena_new(UINT64_MAX);
+        ps_lower_request r = ps_build_request(b->q, lr, sizes[at[i]]);
+        ps_program p;
+        ps_status status = arena ? ps_lower(&r, arena, &p, b->err) : ps_build_no_memory(b->err);
+        uint64_t after = r.max_tokens <= r.n_seqs ? 1 : r.max_tokens;
+        for (int full = 0; full < 2 - i && !status; full++)
+            status = ps_build_step_s(&r, &p, full && r.bucket_tokens > after ? r.bucket_tokens : after,
+                                     &step[i][full], b->err);
+        ps_arena_free(arena);
+        if (status)
+            return status;
+    }
+    double output = b->q->output_tokens ? (double)b->q->output_tokens : PS_PLAN_OUTPUT;
+    *out_s = output * ceil((double)lr->n_seqs / sizes[at[0]]) * (step[0][0] + step[0][1]) / 2 +
+             (double)lr->n_seqs * ceil(prompt / sizes[at[1]]) * step[1][0];
+    return PS_OK;
+}
+
+/* The team for a level without a GPU: all threads, unless fewer are clearly faster. */
+static ps_status host_team(ps_building *b, ps_level_request *lr) {
+    double best, s;
+    ps_level_request try = *lr;
+    ps_status status = host_workload(b, lr, &best);
+    for (uint32_t n = lr->n_threads - 1; n > 0 && !status; n--) {
+        if (!ps_search_is_team(n, b->q->profile->topology.n_allowed))
+            continue;
+        try.n_threads = n;
+        status = host_workload(b, &try, &s);
+        if (!status && s < best * PS_SEARCH_TEAM) {
+            best = s;
+            lr->n_threads = n;
         }
     }
-    ps_resident_free(&set);
     return status;
 }
 
-static void order_levels(gpu_levels *g) {
-    for (uint32_t i = 0; i < g->n; i++) {
-        uint32_t k = i;
-        for (; k > 0; k--) {
-            const ps_gpu_choice *x = &g->choice[g->order[k - 1]], *y = &g->choice[i];
-            if (x->n_attn < y->n_attn || (x->n_attn == y->n_attn && x->weight_bytes <= y->weight_bytes))
-                break;
-            g->order[k] = g->order[k - 1];
-        }
-        g->order[k] = i;
+/* Is the plan's level already there, but for its name? */
+static bool known_level(const ps_plan *plan, const ps_level *l) {
+    for (uint32_t i = 0; i < plan->n_levels; i++) {
+        const ps_level *x = &plan->levels[i];
+        if (x->budget_bytes == l->budget_bytes && x->bucket_tokens == l->bucket_tokens &&
+            x->n_seqs == l->n_seqs && x->n_threads == l->n_threads)
+            return true;
     }
+    return false;
 }
 
-/* A larger budget is never slower: where what was chosen for a smaller one of the same context, sequences and threads is
- * predicted to be faster, it is taken as it is. Levels come in order of their budgets. */
-static void no_slower(const ps_level_request *levels, const gpu_levels *g) {
-    for (uint32_t i = 1; i < g->n; i++)
-        for (uint32_t k = 0; k < i; k++) {
-            const ps_level_request *x = &levels[g->at[k]], *y = &levels[g->at[i]];
-            if (x->bucket_tokens == y->bucket_tokens && x->n_seqs == y->n_seqs &&
-                x->n_threads == y->n_threads && x->budget_bytes < y->budget_bytes &&
-                g->choice[k].workload_s < g->choice[i].workload_s)
-                g->choice[i] = g->choice[k];
-        }
-}
-
-/* All levels with a GPU, into out[]: `at` gives their places among the levels asked for. */
-static ps_status plan_gpu(ps_building *b, const ps_level_request *levels, gpu_levels *g, ps_level *out,
-                          ps_shortage *shortage) {
-    enum { TRIES = 16 };
-    ps_status status = PS_OK;
-    for (uint32_t i = 0; i < g->n && !status; i++)
-        status = ps_gpu_choose(b, &levels[g->at[i]], &g->choice[i], shortage);
-    if (!status && !b->q->forced)
-        no_slower(levels, g);
-    ps_building kept = *b;
-    for (int round = 0; round < TRIES && !status; round++) {
-        uint32_t over;
-        uint64_t bytes = 0;
-        b->n_programs = kept.n_programs; /* of an earlier round */
-        memset(out, 0, g->n * sizeof *out);
-        order_levels(g);
-        status = build_gpu_levels(b, levels, g, out, &over, &bytes);
-        if (status || over == UINT32_MAX)
-            return status;
-        ps_gpu_choice *c = &g->choice[over];
-        bytes = (bytes + PS_VRAM_ALIGN - 1) / PS_VRAM_ALIGN * PS_VRAM_ALIGN;
-        if (bytes >= c->weight_bytes)
+/* Put a level where it belongs among the plan's, which ascend; its report likewise. */
+static void add_level(ps_plan *plan, const ps_level *l, ps_plan_report *report, const ps_level_report *r) {
+    uint32_t i = plan->n_levels++;
+    for (; i > 0; i--) {
+        const ps_level *x = &plan->levels[i - 1];
+        const ps_level_request a = {.budget_bytes = x->budget_bytes,
+                                    .bucket_tokens = x->bucket_tokens,
+                                    .n_seqs = x->n_seqs,
+                                    .n_threads = x->n_threads},
+                               b = {.budget_bytes = l->budget_bytes,
+                                    .bucket_tokens = l->bucket_tokens,
+                                    .n_seqs = l->n_seqs,
+                                    .n_threads = l->n_threads};
+        if (compare_levels(&a, &b) <= 0)
             break;
-        c->weight_bytes -= bytes;
+        plan->levels[i] = *x;
+        if (report)
+            report->levels[i] = report->levels[i - 1];
     }
-    return status ? status
-                  : ps_error_set(b->err, PS_E_INTERNAL, "plan", "the levels' memory does not settle");
+    plan->levels[i] = *l;
+    if (report) {
+        report->levels[i] = *r;
+        report->n_levels = plan->n_levels;
+    }
 }
 
 /* Build every level asked for, in order, into the plan. */
-static ps_status build_levels(ps_building *b, const ps_level_request *levels, ps_shortage *shortage) {
+static ps_status build_levels(ps_building *b, const ps_level_request *levels, ps_plan_report *report,
+                              ps_shortage *shortage) {
     const ps_plan_request *q = b->q;
     uint64_t memory = q->memory_bytes ? q->memory_bytes : q->profile->topology.memory_bytes;
-    gpu_levels g = {.at = calloc(q->n_levels, sizeof *g.at),
-                    .order = calloc(q->n_levels, sizeof *g.order),
-                    .choice = calloc(q->n_levels, sizeof *g.choice)};
+    uint32_t *at = calloc(q->n_levels, sizeof *at), n = 0; /* those with a GPU */
+    uint64_t looked_at = 0;
     ps_level *built = calloc(q->n_levels, sizeof *built);
-    ps_status status = g.at && g.order && g.choice && built ? PS_OK : ps_build_no_memory(b->err);
+    ps_level_report *reports = calloc(q->n_levels, sizeof *reports);
+    ps_status status = at && built && reports ? PS_OK : ps_build_no_memory(b->err);
     for (uint32_t i = 0; i < q->n_levels && !status; i++) /* host levels come first: their budget is 0 */
         if (levels[i].budget_bytes && (i == 0 || compare_levels(&levels[i - 1], &levels[i]) != 0))
-            g.at[g.n++] = i;
+            at[n++] = i;
     for (uint32_t i = 0; i < q->n_levels && !status && !levels[i].budget_bytes; i++) {
         if (i && compare_levels(&levels[i - 1], &levels[i]) == 0)
             continue;
-        ps_level *level = &b->plan->levels[b->plan->n_levels];
+        ps_level level = {0};
+        ps_level_request lr = levels[i];
         uint64_t kv_bytes = 0;
-        status = build_level(b, &levels[i], true, level, &kv_bytes);
-        if (!status && memory && level->peak_host_bytes > memory)
-            status = infeasible(b, &levels[i], level, kv_bytes, memory, shortage);
-        b->plan->n_levels += !status;
+        status = host_team(b, &lr);
+        if (!status)
+            status = build_level(b, &lr, true, &level, &kv_bytes);
+        if (!status && memory && level.peak_host_bytes > memory)
+            status = infeasible(b, &lr, &level, kv_bytes, memory, shortage);
+        if (status || known_level(b->plan, &level))
+            continue;
+        ps_level_report r = {.bucket_tokens = lr.bucket_tokens,
+                             .n_seqs = lr.n_seqs,
+                             .asked_threads = levels[i].n_threads,
+                             .n_threads = lr.n_threads,
+                             .chosen = {.feasible = true, .workload_s = ps_plan_workload_s(q, &level)}};
+        memcpy(r.budget, lr.budget, sizeof r.budget);
+        add_level(b->plan, &level, report, &r);
     }
-    if (!status && g.n)
-        status = plan_gpu(b, levels, &g, built, shortage);
-    for (uint32_t i = 0; i < g.n && !status; i++) {
+    if (!status && n)
+        status = ps_gpu_plan(b, levels, at, n, built, report ? reports : NULL, &looked_at, shortage);
+    for (uint32_t i = 0; i < n && !status; i++) {
         if (memory && built[i].peak_host_bytes > memory) {
             uint64_t kv_bytes = 0;
             for (uint32_t l = 0; l < q->model->n_layers; l++)
                 if (built[i].kv[l].space == PS_SPACE_HOST)
                     kv_bytes += built[i].kv[l].bytes * built[i].n_seqs;
-            status = infeasible(b, &levels[g.at[i]], &built[i], kv_bytes, memory, shortage);
+            status = infeasible(b, &levels[at[i]], &built[i], kv_bytes, memory, shortage);
         }
-        if (!status)
-            b->plan->levels[b->plan->n_levels++] = built[i];
+        if (!status && !known_level(b->plan, &built[i]))
+            add_level(b->plan, &built[i], report, &reports[i]);
     }
-    free(g.at);
-    free(g.order);
-    free(g.choice);
+    if (report)
+        report->looked_at = looked_at;
+    free(at);
     free(built);
+    free(reports);
+    return status;
+}
+
+ps_status ps_plan_auto_budgets(const ps_plan_request *q, uint64_t *out, uint32_t *out_n, ps_error *err) {
+    ps_status status = q->profile->gpu.name[0]
+                           ? PS_OK
+                           : ps_error_set(err, PS_E_UNAVAILABLE, "auto",
+                                          "the profile's machine has no GPU; use --budget host");
+    ps_plan_request r = *q;
+    ps_level_request level = q->n_levels ? q->levels[0] : (ps_level_request){0};
+    level.budget_bytes = 1;
+    r.levels = &level;
+    r.n_levels = 1;
+    if (!status)
+        status = check_request(&r, err);
+    ps_building b = {.q = &r, .err = err, .cache = calloc(1, sizeof *b.cache)};
+    if (!status && !b.cache)
+        status = ps_build_no_memory(err);
+    ps_search *s = NULL;
+    if (!status)
+        status = ps_search_new(&b, &level, &s);
+    if (!status)
+        status = ps_search_changes(s, &level, out, out_n);
+    ps_search_free(s);
+    free(b.cache);
     return status;
 }
 
 ps_status ps_plan_build(const ps_plan_request *q, ps_plan **out, ps_shortage *shortage, ps_error *err) {
+    return ps_plan_search(q, out, NULL, shortage, err);
+}
+
+ps_status ps_plan_search(const ps_plan_request *q, ps_plan **out, ps_plan_report *report,
+                         ps_shortage *shortage, ps_error *err) {
     ps_status status = check_request(q, err);
+    ps_plan_report to = {0};
     if (status)
         return status;
-    ps_building b = {.q = q, .err = err, .work = ps_arena_new(UINT64_MAX)};
+    ps_building b = {
+        .q = q, .err = err, .work = ps_arena_new(UINT64_MAX), .cache = calloc(1, sizeof *b.cache)};
     ps_arena *arena = ps_arena_new(UINT64_MAX);
     ps_level_request *levels = calloc(q->n_levels, sizeof *levels);
     b.plan = arena ? ps_arena_alloc(arena, sizeof *b.plan) : NULL;
-    if (!b.work || !levels || !b.plan) {
+    if (report)
+        to.levels = calloc(q->n_levels, sizeof *to.levels);
+    if (!b.work || !b.cache || !levels || !b.plan || (report && !to.levels)) {
         status = ps_build_no_memory(err);
         goto done;
     }
@@ -374,7 +436,7 @@ ps_status ps_plan_build(const ps_plan_request *q, ps_plan **out, ps_shortage *sh
         status = ps_build_no_memory(err);
         goto done;
     }
-    status = build_levels(&b, levels, shortage);
+    status = build_levels(&b, levels, report ? &to : NULL, shortage);
     if (status)
         goto done;
     status = collect_kernels(&b);
@@ -390,8 +452,14 @@ ps_status ps_plan_build(const ps_plan_request *q, ps_plan **out, ps_shortage *sh
         b.plan->programs[i] = b.programs[i].program;
     *out = b.plan;
     arena = NULL;
+    if (report) {
+        *report = to;
+        to.levels = NULL;
+    }
 done:
+    free(to.levels);
     free(levels);
+    free(b.cache);
     free(b.programs);
     ps_arena_free(b.work);
     ps_arena_free(arena);

@@ -39,7 +39,7 @@ typedef struct ps_plan_request {
                                  times its sequences */
     uint32_t max_outputs;  /* rows of logits at once; 0: one per sequence */
     uint64_t memory_bytes; /* host memory that may be used; 0: all the profile's machine has */
-    bool forced; /* levels with a GPU: of `family`; otherwise the one predicted fastest for the workload */
+    bool forced; /* levels with a GPU: of `family`; otherwise what is predicted fastest for the workload */
     ps_family family;
     uint32_t prompt_tokens, output_tokens; /* the workload of a sequence; 0: PS_PLAN_PROMPT, PS_PLAN_OUTPUT */
     const char *tool, *created;            /* as in ps_plan */
@@ -53,6 +53,47 @@ typedef struct ps_shortage {
     uint64_t nearest_context;      /* longest context that fits with these sequences, 0: none */
     uint64_t nearest_budget_bytes; /* of VRAM: the least that would do; 0 where host memory is short */
 } ps_shortage;
+
+/* A way to run a level, and what it is predicted to come to: a step of one token per sequence, in the mean of an empty and a
+ * full context; all prompts of the workload; all of it. */
+typedef struct ps_candidate {
+    bool feasible;
+    double decode_s, prompt_s, workload_s;
+} ps_candidate;
+
+/* How a level came about. */
+typedef struct ps_level_report {
+    char budget[24];
+    uint64_t budget_bytes, bucket_tokens;
+    uint32_t n_seqs, asked_threads, n_threads; /* threads that were allowed, and that are used */
+    ps_candidate chosen;
+    /* With a GPU: */
+    ps_candidate family[PS_FAMILY_COUNT]; /* each by itself */
+    ps_rule decode, prompt;               /* of the chosen */
+    ps_path path;
+    ps_kv_policy kv_policy;
+    uint64_t left_bytes; /* of the budget: what the schedule does without, as it gains nothing */
+    bool smaller;        /* it is the schedule of a smaller budget of the plan, or of fewer threads */
+} ps_level_report;
+
+/* levels: as many as the plan has, in their order; from malloc, the caller frees it. */
+typedef struct ps_plan_report {
+    uint32_t n_levels;
+    ps_level_report *levels;
+    uint64_t looked_at; /* schedules */
+} ps_plan_report;
+
+/* As ps_plan_build, and how it came about. report: may be NULL; written on PS_OK. */
+ps_status ps_plan_search(const ps_plan_request *request, ps_plan **out, ps_plan_report *report,
+                         ps_shortage *shortage, ps_error *err);
+
+/* VRAM budgets at which the schedule of the request's first level (its context, sequences, threads) changes: ascending, from the
+ * least that is feasible to all that is of use, within the profile's card. out holds 16; returns how many in *out_n.
+ * Errors: as ps_plan_build. */
+ps_status ps_plan_auto_budgets(const ps_plan_request *request, uint64_t *out, uint32_t *out_n, ps_error *err);
+
+/* Predicted time of the request's workload on a level. */
+double ps_plan_workload_s(const ps_plan_request *request, const ps_level *level);
 
 /* Build a plan. On PS_OK the caller frees *out with ps_plan_free; the same request gives the same plan.
  * shortage: may be NULL; written with PS_E_INFEASIBLE. Errors: PS_E_USAGE (context beyond the model's, threads

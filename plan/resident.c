@@ -178,70 +178,198 @@ static bool add_ffn(ps_resident_set *set, const uint64_t *to) {
     return ok;
 }
 
-ps_status ps_resident_grow(ps_resident_set *set, uint64_t bytes, uint32_t n_attn, ps_error *err) {
-    const ps_model *m = set->model;
-    uint64_t left = bytes > set->bytes ? bytes - set->bytes : 0, need;
-    uint64_t *to = malloc(m->n_layers * sizeof *to);
-    bool ok = to != NULL;
-    if (ok && !set->small) {
-        need = ps_resident_small_bytes(m);
-        if (need > left)
-            goto done;
-        left -= need;
-        ok = add_small(set);
+#define PATH_ROW(name, quarters, head, text) {quarters, head, text},
+static const struct {
+    uint8_t quarters, head;
+    const char *name;
+} paths[] = {PS_PATH_LIST(PATH_ROW)};
+#undef PATH_ROW
+#define KV_NAME(name, text) text,
+static const char *const kv_names[] = {PS_KV_POLICY_LIST(KV_NAME)};
+#undef KV_NAME
+
+const char *ps_path_name(ps_path path) {
+    return path < PS_PATH_COUNT ? paths[path].name : "?";
+}
+
+const char *ps_kv_policy_name(ps_kv_policy policy) {
+    return policy < PS_KV_POLICY_COUNT ? kv_names[policy] : "?";
+}
+
+static uint64_t head_unit(const ps_model *m) {
+    return (m->w[PS_ROLE_OUTPUT]->rows / HEAD_STEPS + HEAD_ROWS) / HEAD_ROWS * HEAD_ROWS;
+}
+
+/* Rows of the head that its first n steps are. */
+static uint64_t head_rows(const ps_model *m, uint32_t n) {
+    uint64_t rows = n * head_unit(m), all = m->w[PS_ROLE_OUTPUT]->rows;
+    return rows < all ? rows : all;
+}
+
+/* A walk over the slices of feed-forward blocks in the order in which they become resident: the first of every layer, then
+ * the second, ... */
+typedef struct ffn_walk {
+    const ps_model *model;
+    uint64_t *unit, *all; /* [n_layers] columns or experts of a slice, and of the layer; one allocation */
+    uint64_t step;
+    uint32_t next;
+    /* the slice */
+    uint32_t layer;
+    uint64_t first, n;
+} ffn_walk;
+
+static bool walk_open(ffn_walk *w, const ps_model *m) {
+    *w = (ffn_walk){.model = m, .unit = calloc(m->n_layers, 2 * sizeof(uint64_t))};
+    if (!w->unit)
+        return false;
+    w->all = w->unit + m->n_layers;
+    for (uint32_t l = 0; l < m->n_layers; l++)
+        w->unit[l] = ffn_unit(m, l, &w->all[l]);
+    return true;
+}
+
+static bool walk_next(ffn_walk *w) {
+    for (uint32_t left_out = 0; left_out <= w->model->n_layers; left_out++) {
+        if (w->next == w->model->n_layers) {
+            w->next = 0;
+            w->step++;
+        }
+        uint32_t l = w->next++;
+        uint64_t first = w->step * w->unit[l];
+        if (w->unit[l] == 0 || first >= w->all[l])
+            continue;
+        w->layer = l;
+        w->first = first;
+        w->n = w->all[l] - first < w->unit[l] ? w->all[l] - first : w->unit[l];
+        return true;
     }
-    for (; ok && set->n_attn < m->n_layers && set->n_attn < n_attn; set->n_attn++) {
-        need = ps_resident_attn_bytes(m, set->n_attn);
-        if (need > left)
-            goto done;
-        left -= need;
+    return false;
+}
+
+ps_status ps_resident_grow(ps_resident_set *set, const ps_resident_mix *mix, ps_error *err) {
+    const ps_model *m = set->model;
+    ffn_walk walk = {0};
+    uint64_t *to = calloc(m->n_layers, sizeof *to);
+    bool ok = to != NULL && walk_open(&walk, m);
+    if (ok && !set->small)
+        ok = add_small(set);
+    for (; ok && set->n_attn < mix->n_attn; set->n_attn++)
         for (int i = 0; i < N_ATTN && ok; i++) {
             const ps_weight *w = ps_model_weight(m, set->n_attn, attn_roles[i]);
             ok = !w || add_piece(set, attn_roles[i], set->n_attn, 0, weight_rows(w), 0, 0);
         }
+    uint64_t rows = head_rows(m, mix->n_head);
+    if (ok && rows > set->head_rows) {
+        ok = add_piece(set, PS_ROLE_OUTPUT, 0, set->head_rows, rows - set->head_rows, 0, 0);
+        set->head_rows = rows;
     }
-    if (!ok || set->n_attn < m->n_layers || n_attn < m->n_layers)
-        goto done;
-    const ps_weight *head = m->w[PS_ROLE_OUTPUT];
-    uint64_t row0 = set->head_rows, unit = (head->rows / HEAD_STEPS + HEAD_ROWS) / HEAD_ROWS * HEAD_ROWS;
-    bool full = false;
-    while (set->head_rows < head->rows && !full) {
-        uint64_t n = head->rows - set->head_rows < unit ? head->rows - set->head_rows : unit;
-        need = range_bytes(m, PS_ROLE_OUTPUT, 0, set->head_rows, n, 0, 0);
-        if (need > left) {
-            full = true;
+    if (ok) {
+        memcpy(to, set->ffn, m->n_layers * sizeof *to);
+        for (uint64_t i = 0; i < mix->n_ffn && walk_next(&walk); i++)
+            if (walk.first + walk.n > to[walk.layer])
+                to[walk.layer] = walk.first + walk.n;
+        ok = add_ffn(set, to);
+    }
+    free(to);
+    free(walk.unit);
+    if (!ok)
+        return ps_error_set(err, PS_E_NOMEM, "resident weights", "out of memory");
+    set->mix.n_attn = set->n_attn;
+    set->mix.n_head = mix->n_head > set->mix.n_head ? mix->n_head : set->mix.n_head;
+    set->mix.n_ffn = mix->n_ffn > set->mix.n_ffn ? mix->n_ffn : set->mix.n_ffn;
+    return PS_OK;
+}
+
+ps_status ps_resident_units_of(const ps_model *m, ps_arena *arena, ps_resident_units *out, ps_error *err) {
+    ffn_walk w;
+    uint64_t most = 0;
+    if (!walk_open(&w, m))
+        return ps_error_set(err, PS_E_NOMEM, "resident weights", "out of memory");
+    *out = (ps_resident_units){.model = m, .small_bytes = ps_resident_small_bytes(m)};
+    for (uint32_t l = 0; l < m->n_layers; l++)
+        most += w.unit[l] ? (w.all[l] + w.unit[l] - 1) / w.unit[l] : 0;
+    while (head_rows(m, out->n_head) < m->w[PS_ROLE_OUTPUT]->rows)
+        out->n_head++;
+    out->attn_bytes = ps_arena_array(arena, m->n_layers, sizeof *out->attn_bytes);
+    out->head_bytes = ps_arena_array(arena, out->n_head, sizeof *out->head_bytes);
+    out->ffn_bytes = ps_arena_array(arena, most + 1, sizeof *out->ffn_bytes);
+    bool ok = out->attn_bytes && out->head_bytes && out->ffn_bytes;
+    for (uint32_t l = 0; l < m->n_layers && ok; l++)
+        out->attn_bytes[l] = ps_resident_attn_bytes(m, l);
+    for (uint32_t i = 0; i < out->n_head && ok; i++)
+        out->head_bytes[i] =
+            range_bytes(m, PS_ROLE_OUTPUT, 0, head_rows(m, i), head_rows(m, i + 1) - head_rows(m, i), 0, 0);
+    while (ok && out->n_ffn < most && walk_next(&w))
+        out->ffn_bytes[out->n_ffn++] = ffn_bytes(m, w.layer, w.first, w.n);
+    free(w.unit);
+    return ok ? PS_OK : ps_error_set(err, PS_E_NOMEM, "resident weights", "out of memory");
+}
+
+static uint64_t up(uint64_t bytes) {
+    return bytes > UINT64_MAX - PS_VRAM_ALIGN ? UINT64_MAX / 2
+                                              : (bytes + PS_VRAM_ALIGN - 1) / PS_VRAM_ALIGN * PS_VRAM_ALIGN;
+}
+
+/* Does it fit? */
+static bool fits(const ps_resident_room *room, uint64_t kv, uint64_t weights) {
+    uint64_t work = up(room->work_bytes + kv);
+    return work <= room->room_bytes && up(weights) <= room->room_bytes - work;
+}
+
+bool ps_resident_fill(const ps_resident_units *u, ps_path path, ps_kv_policy policy,
+                      const ps_resident_room *room, ps_resident_mix *out, uint32_t *out_kv) {
+    enum { A, H, F, MOST_KINDS = 5 };
+    const uint32_t first = (u->model->n_layers * paths[path].quarters + 3) / 4;
+    int kind[MOST_KINDS], n = 0;
+    if (paths[path].head == 0)
+        kind[n++] = H;
+    if (first)
+        kind[n++] = A;
+    if (paths[path].head == 1)
+        kind[n++] = H;
+    kind[n++] = F;
+    if (first < u->model->n_layers)
+        kind[n++] = A;
+    if (paths[path].head == 2)
+        kind[n++] = H;
+    const ps_model *m = u->model;
+    uint64_t weights = u->small_bytes, kv = 0;
+    uint32_t n_kv = 0, kv_limit = policy == PS_KV_POLICY_FIRST  ? m->n_layers
+                                  : policy == PS_KV_POLICY_HALF ? (m->n_layers + 1) / 2
+                                                                : 0;
+    memset(out, 0, sizeof *out);
+    if (!fits(room, 0, weights))
+        return false;
+    while (n_kv < kv_limit && fits(room, kv + room->kv_bytes[n_kv], weights))
+        kv += room->kv_bytes[n_kv++];
+    bool more = true;
+    for (int p = 0; p < n && more; p++) {
+        if (kind[p] == A) {
+            uint32_t to = out->n_attn < first ? first : m->n_layers;
+            while (more && out->n_attn < to) {
+                bool with = policy == PS_KV_POLICY_WITH_ATTN;
+                uint64_t cache = with ? room->kv_bytes[out->n_attn] : 0;
+                more = fits(room, kv + cache, weights + u->attn_bytes[out->n_attn]);
+                if (!more)
+                    break;
+                kv += cache;
+                n_kv += with;
+                weights += u->attn_bytes[out->n_attn++];
+            }
+        } else if (kind[p] == H) {
+            while (more && out->n_head < u->n_head) {
+                more = fits(room, kv, weights + u->head_bytes[out->n_head]);
+                if (more)
+                    weights += u->head_bytes[out->n_head++];
+            }
         } else {
-            left -= need;
-            set->head_rows += n;
-        }
-    }
-    if (set->head_rows > row0)
-        ok = add_piece(set, PS_ROLE_OUTPUT, 0, row0, set->head_rows - row0, 0, 0);
-    memcpy(to, set->ffn, m->n_layers * sizeof *to);
-    for (bool more = ok && !full; more;) {
-        /* The next slice is of the layer that has the fewest, the lowest of these. */
-        uint32_t l = UINT32_MAX;
-        uint64_t fewest = UINT64_MAX, n;
-        for (uint32_t i = 0; i < m->n_layers; i++) {
-            uint64_t u = ffn_unit(m, i, &n), steps = to[i] / (u ? u : 1);
-            if (to[i] < n && steps < fewest) {
-                fewest = steps;
-                l = i;
+            while (more && out->n_ffn < u->n_ffn) {
+                more = fits(room, kv, weights + u->ffn_bytes[out->n_ffn]);
+                if (more)
+                    weights += u->ffn_bytes[out->n_ffn++];
             }
         }
-        if (l == UINT32_MAX)
-            break;
-        uint64_t u = ffn_unit(m, l, &n), add = n - to[l] < u ? n - to[l] : u;
-        need = ffn_bytes(m, l, to[l], add);
-        more = need <= left;
-        if (more) {
-            left -= need;
-            to[l] += add;
-        }
     }
-    if (ok)
-        ok = add_ffn(set, to);
-done:
-    free(to);
-    return ok ? PS_OK : ps_error_set(err, PS_E_NOMEM, "resident weights", "out of memory");
+    *out_kv = n_kv;
+    return true;
 }

@@ -44,8 +44,9 @@ ps_status psplan_profile_read(const char *path, ps_profile **out, ps_error *err)
 enum { PSPLAN_MAX_LIST = 32 };
 ps_status psplan_split_list(const char *option, const char *text, char out[PSPLAN_MAX_LIST][24],
                             uint32_t *out_n, ps_error *err);
-/* "prompt=1024,output=256", in any order, one of them or both. */
-ps_status psplan_parse_workload(const char *text, uint32_t *out_prompt, uint32_t *out_output, ps_error *err);
+/* "prompt=1024,output=256,parallel=1", in any order, some of them or all. */
+ps_status psplan_parse_workload(const char *text, uint32_t *out_prompt, uint32_t *out_output,
+                                uint32_t *out_parallel, ps_error *err);
 
 /* Threads of a level where none are asked for: all that the profile allows, with a GPU from eight on one less. */
 uint32_t psplan_default_threads(const ps_profile *profile, uint64_t budget_bytes);
@@ -61,6 +62,7 @@ typedef struct psplan_view {
     const ps_profile *profile;
     const ps_cost_model *cost;
     const char *model_path, *output_path; /* output NULL: none was written */
+    const ps_plan_report *report;         /* NULL: none */
 } psplan_view;
 /* Bytes of the model's weights by where a tier finds those that are not in VRAM between steps: copied, read by the GPU from
  * host memory, read by the CPU. Of experts the GPU and the CPU share, all that are not resident count for the CPU. */
@@ -71,6 +73,8 @@ psplan_found psplan_find_weights(const psplan_view *v, const ps_tier *t);
 /* Of a level's tiers: busy queues and losses (plan/loss.h), as a table and as members of a tier's object. */
 void psplan_loss_table(const psplan_view *v, const ps_level *l, ps_text *t);
 void psplan_loss_json(const psplan_view *v, const ps_level *l, const ps_tier *tier, ps_json *j);
+/* The level's candidates: families and what was found. */
+void psplan_candidates(const psplan_view *v, uint32_t level, ps_text *t);
 void psplan_table(const psplan_view *v, ps_text *t);
 void psplan_json(const psplan_view *v, ps_json *j);
 /* Where the time goes and why. Errors: PS_E_NOMEM. */

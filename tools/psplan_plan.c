@@ -12,7 +12,7 @@
 static const ps_option options[] = {
     {"profile", 'p', PS_OPT_TEXT, "FILE", NULL, 0, 0, "Machine profile (pstune's default place)."},
     {"machine", 'm', PS_OPT_TEXT, "FILE", NULL, 0, 0, "The same: a profile may be of any machine."},
-    {"budget", 'b', PS_OPT_TEXT, "LIST", "host", 0, 0, "VRAM budgets: sizes, or host for no GPU."},
+    {"budget", 'b', PS_OPT_TEXT, "LIST", "host", 0, 0, "VRAM: sizes, 2GiB-8GiB/1GiB, auto; host: no GPU."},
     {"context", 'c', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Contexts in tokens (4096, or the model's)."},
     {"parallel", 'n', PS_OPT_U64, "N", "1", 1, 4096, "Sequences at the same time."},
     {"threads", 't', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Thread counts (all; with a GPU one less)."},
@@ -83,18 +83,20 @@ static ps_status parse_numbers(const char *option, const char *text, uint64_t ma
     return status;
 }
 
-ps_status psplan_parse_workload(const char *text, uint32_t *out_prompt, uint32_t *out_output, ps_error *err) {
+ps_status psplan_parse_workload(const char *text, uint32_t *out_prompt, uint32_t *out_output,
+                                uint32_t *out_parallel, ps_error *err) {
     char items[MAX_LIST][24];
     uint32_t n = 0;
     ps_status status = psplan_split_list("--workload", text, items, &n, err);
     for (uint32_t i = 0; i < n && !status; i++) {
-        uint32_t *to = strncmp(items[i], "prompt=", 7) == 0   ? out_prompt
-                       : strncmp(items[i], "output=", 7) == 0 ? out_output
-                                                              : NULL;
-        uint64_t v = 0;
-        if (!to || !ps_parse_size(items[i] + 7, &v) || v == 0 || v > 1 << 24)
-            status = ps_error_set(err, PS_E_USAGE, "--workload", "'%s' is neither prompt=N nor output=N",
-                                  items[i]);
+        uint32_t *to = strncmp(items[i], "prompt=", 7) == 0     ? out_prompt
+                       : strncmp(items[i], "output=", 7) == 0   ? out_output
+                       : strncmp(items[i], "parallel=", 9) == 0 ? out_parallel
+                                                                : NULL;
+        uint64_t v = 0, most = to == out_parallel ? 4096 : 1 << 24;
+        if (!to || !ps_parse_size(strchr(items[i], '=') + 1, &v) || v == 0 || v > most)
+            status = ps_error_set(err, PS_E_USAGE, "--workload",
+                                  "'%s' is none of prompt=N, output=N, parallel=N", items[i]);
         else
             *to = (uint32_t)v;
     }
@@ -105,22 +107,82 @@ typedef struct wishes {
     char budgets[MAX_LIST][24];
     uint64_t budget_bytes[MAX_LIST], contexts[MAX_LIST], threads[MAX_LIST];
     uint32_t n_budgets, n_contexts, n_threads;
-    uint32_t prompt, output; /* 0: as usual */
-    ps_family family;        /* PS_FAMILY_COUNT: the fastest */
+    bool automatic;                    /* budgets where the schedule changes, besides those of the list */
+    uint32_t prompt, output, parallel; /* 0: as usual */
+    ps_family family;                  /* PS_FAMILY_COUNT: the fastest */
 } wishes;
 
+static ps_status add_budget(wishes *w, const char *name, uint64_t bytes, ps_error *err) {
+    for (uint32_t i = 0; i < w->n_budgets; i++)
+        if (w->budget_bytes[i] == bytes && strcmp(w->budgets[i], name) != 0)
+            return ps_error_set(err, PS_E_USAGE, "--budget",
+                                "'%s' and '%s' are the same size; a budget has one name", w->budgets[i],
+                                name);
+        else if (w->budget_bytes[i] == bytes)
+            return PS_OK;
+    if (w->n_budgets == MAX_LIST)
+        return ps_error_set(err, PS_E_USAGE, "--budget", "more than %d budgets", MAX_LIST);
+    w->budget_bytes[w->n_budgets] = bytes;
+    snprintf(w->budgets[w->n_budgets++], sizeof w->budgets[0], "%s", name);
+    return PS_OK;
+}
+
+/* A budget without a name of its own. */
+static ps_status add_bytes(wishes *w, uint64_t bytes, ps_error *err) {
+    char name[24];
+    if (bytes % (1 << 30) == 0)
+        snprintf(name, sizeof name, "%lluGiB", (unsigned long long)(bytes >> 30));
+    else if (bytes % (1 << 20) == 0)
+        snprintf(name, sizeof name, "%lluMiB", (unsigned long long)(bytes >> 20));
+    else
+        snprintf(name, sizeof name, "%llu", (unsigned long long)bytes);
+    return add_budget(w, name, bytes, err);
+}
+
+/* "2GiB-8GiB/1GiB": from, to, by; without "by" doubled each time, and the end. */
+static ps_status add_range(wishes *w, const char *item, ps_error *err) {
+    char part[24];
+    uint64_t from = 0, to = 0, by = 0;
+    snprintf(part, sizeof part, "%s", item);
+    char *dash = strchr(part, '-'), *slash = strchr(part, '/');
+    *dash = '\0';
+    if (slash)
+        *slash = '\0';
+    if (slash < dash && slash)
+        dash = slash; /* "1/2-3": not a size */
+    if (!ps_parse_size(part, &from) || !ps_parse_size(dash + 1, &to) || from == 0 || to < from ||
+        (slash && (!ps_parse_size(slash + 1, &by) || by == 0)))
+        return ps_error_set(err, PS_E_USAGE, "--budget", "'%s' is no range: FROM-TO or FROM-TO/STEP", item);
+    ps_status status = PS_OK;
+    for (uint64_t b = from; b <= to && !status; b = by ? b + by : b * 2) {
+        status = add_bytes(w, b, err);
+        if (b > UINT64_MAX / 4)
+            break;
+    }
+    return status || by ? status : add_bytes(w, to, err);
+}
+
 static ps_status parse_budgets(const char *text, wishes *w, ps_error *err) {
-    ps_status status = psplan_split_list("--budget", text, w->budgets, &w->n_budgets, err);
-    for (uint32_t i = 0; i < w->n_budgets && !status; i++) {
-        w->budget_bytes[i] = 0;
-        if (strcmp(w->budgets[i], "host") == 0)
-            continue;
-        if (!ps_parse_size(w->budgets[i], &w->budget_bytes[i]))
-            status =
-                ps_error_set(err, PS_E_USAGE, "--budget", "'%s' is neither a size nor host", w->budgets[i]);
-        else if (w->budget_bytes[i] == 0)
+    char items[MAX_LIST][24];
+    uint32_t n = 0;
+    ps_status status = psplan_split_list("--budget", text, items, &n, err);
+    for (uint32_t i = 0; i < n && !status; i++) {
+        uint64_t bytes = 0;
+        if (strcmp(items[i], "auto") == 0) {
+            w->automatic = true;
+        } else if (strcmp(items[i], "host") == 0) {
+            status = add_budget(w, items[i], 0, err);
+        } else if (strchr(items[i], '-')) {
+            status = add_range(w, items[i], err);
+        } else if (!ps_parse_size(items[i], &bytes)) {
+            status = ps_error_set(err, PS_E_USAGE, "--budget",
+                                  "'%s' is neither a size, a range, auto nor host", items[i]);
+        } else if (bytes == 0) {
             status =
                 ps_error_set(err, PS_E_USAGE, "--budget", "0 is no budget; without a GPU it is called host");
+        } else {
+            status = add_budget(w, items[i], bytes, err);
+        }
     }
     return status;
 }
@@ -144,7 +206,7 @@ static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *e
             status = ps_error_set(err, PS_E_USAGE, "--force",
                                   "'%s' is none of gpu, direct, static, dynamic, split",
                                   get(values, "force")->text);
-        bool vram = false;
+        bool vram = w->automatic;
         for (uint32_t i = 0; i < w->n_budgets; i++)
             vram = vram || w->budget_bytes[i] != 0;
         if (!status && !vram)
@@ -152,7 +214,11 @@ static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *e
                                   "says how a GPU takes part; give a VRAM budget with --budget");
     }
     if (!status && get(values, "workload")->set)
-        status = psplan_parse_workload(get(values, "workload")->text, &w->prompt, &w->output, err);
+        status =
+            psplan_parse_workload(get(values, "workload")->text, &w->prompt, &w->output, &w->parallel, err);
+    if (!status && w->parallel && get(values, "parallel")->set && w->parallel != get(values, "parallel")->u64)
+        status = ps_error_set(err, PS_E_USAGE, "--workload", "parallel=%u is not what --parallel says",
+                              w->parallel);
     if (!status && format && strcmp(format, "yaml") != 0 && strcmp(format, "binary") != 0)
         status = ps_error_set(err, PS_E_USAGE, "--format", "'%s' is neither yaml nor binary", format);
     return status;
@@ -351,6 +417,44 @@ uint32_t psplan_default_threads(const ps_profile *profile, uint64_t budget_bytes
     return budget_bytes != 0 && n >= 8 ? n - 1 : n;
 }
 
+/* Budgets where the schedule of the longest context changes. */
+static ps_status add_automatic(const ps_plan_request *like, wishes *w, uint32_t n_seqs, ps_error *err) {
+    uint64_t bytes[16];
+    uint32_t n = 0;
+    ps_level_request level = {.n_seqs = n_seqs, .n_threads = psplan_default_threads(like->profile, 1)};
+    snprintf(level.budget, sizeof level.budget, "auto");
+    for (uint32_t i = 0; i < w->n_contexts; i++)
+        level.bucket_tokens = w->contexts[i] > level.bucket_tokens ? w->contexts[i] : level.bucket_tokens;
+    for (uint32_t i = 0; i < w->n_threads; i++)
+        if (w->threads[i]) /* 0: ours to choose */
+            level.n_threads =
+                i == 0 || w->threads[i] > level.n_threads ? (uint32_t)w->threads[i] : level.n_threads;
+    ps_plan_request r = *like;
+    r.levels = &level;
+    r.n_levels = 1;
+    ps_status status = ps_plan_auto_budgets(&r, bytes, &n, err);
+    for (uint32_t i = 0; i < n && !status; i++) {
+        bool there = false; /* by another name */
+        for (uint32_t k = 0; k < w->n_budgets; k++)
+            there |= w->budget_bytes[k] == bytes[i];
+        status = there ? PS_OK : add_bytes(w, bytes[i], err);
+    }
+    return status;
+}
+
+/* Where fewer threads than allowed are predicted to be faster. */
+static void note_teams(const ps_plan_report *r) {
+    for (uint32_t i = 0; i < r->n_levels; i++) {
+        const ps_level_report *l = &r->levels[i];
+        bool said = false;
+        for (uint32_t k = 0; k < i; k++)
+            said |= r->levels[k].asked_threads == l->asked_threads && r->levels[k].n_threads == l->n_threads;
+        if (l->n_threads < l->asked_threads && !said)
+            fprintf(stderr, "psplan: note: %u of %u threads are predicted to be faster; levels are for %u\n",
+                    l->n_threads, l->asked_threads, l->n_threads);
+    }
+}
+
 int psplan_plan(int argc, char **argv) {
     ps_opt_value values[N_OPTIONS];
     const char *args[1];
@@ -367,6 +471,7 @@ int psplan_plan(int argc, char **argv) {
     wishes w = {0};
     char created[32], output[4096];
     ps_shortage shortage = {0};
+    ps_plan_report report = {0};
     default_output(args[0], output, sizeof output);
     if (get(values, "output")->set)
         snprintf(output, sizeof output, "%s", get(values, "output")->text);
@@ -386,9 +491,26 @@ int psplan_plan(int argc, char **argv) {
         w.n_contexts = 1;
         w.contexts[0] = m.model->n_ctx_train && m.model->n_ctx_train < 4096 ? m.model->n_ctx_train : 4096;
     }
+    now_text(created);
     const bool own_threads = w.n_threads == 0; /* one count per budget, ours to choose */
     if (own_threads)
         w.n_threads = 1;
+    const uint32_t n_seqs = w.parallel ? w.parallel : (uint32_t)get(values, "parallel")->u64;
+    ps_plan_request request = {.model = m.model,
+                               .profile = profile,
+                               .cost = cost,
+                               .max_step_tokens = get(values, "max-step")->u64,
+                               .max_outputs = (uint32_t)get(values, "outputs")->u64,
+                               .forced = w.family != PS_FAMILY_COUNT,
+                               .family = w.family,
+                               .prompt_tokens = w.prompt,
+                               .output_tokens = w.output,
+                               .tool = "psplan " PS_VERSION_STRING,
+                               .created = created};
+    if (w.automatic)
+        status = add_automatic(&request, &w, n_seqs, &err);
+    if (status)
+        goto done;
     uint32_t n_levels = w.n_budgets * w.n_contexts * w.n_threads, n = 0;
     levels = calloc(n_levels, sizeof *levels);
     if (!levels) {
@@ -402,25 +524,13 @@ int psplan_plan(int argc, char **argv) {
                 memcpy(l->budget, w.budgets[b], sizeof l->budget);
                 l->budget_bytes = w.budget_bytes[b];
                 l->bucket_tokens = w.contexts[c];
-                l->n_seqs = (uint32_t)get(values, "parallel")->u64;
+                l->n_seqs = n_seqs;
                 l->n_threads =
                     own_threads ? psplan_default_threads(profile, l->budget_bytes) : (uint32_t)w.threads[t];
             }
-    now_text(created);
-    ps_plan_request request = {.model = m.model,
-                               .profile = profile,
-                               .cost = cost,
-                               .levels = levels,
-                               .n_levels = n_levels,
-                               .max_step_tokens = get(values, "max-step")->u64,
-                               .max_outputs = (uint32_t)get(values, "outputs")->u64,
-                               .forced = w.family != PS_FAMILY_COUNT,
-                               .family = w.family,
-                               .prompt_tokens = w.prompt,
-                               .output_tokens = w.output,
-                               .tool = "psplan " PS_VERSION_STRING,
-                               .created = created};
-    status = ps_plan_build(&request, &plan, &shortage, &err);
+    request.levels = levels;
+    request.n_levels = n_levels;
+    status = ps_plan_search(&request, &plan, &report, &shortage, &err);
     if (status == PS_E_INFEASIBLE) {
         ps_error ignored;
         ps_status found = ps_plan_nearest(&request, &shortage, &err);
@@ -431,18 +541,20 @@ int psplan_plan(int argc, char **argv) {
     if (status)
         goto done;
     bool to_stdout = strcmp(output, "-") == 0;
-    psplan_view view = {plan, m.model, profile, cost, args[0], output};
+    psplan_view view = {plan, m.model, profile, cost, args[0], output, &report};
     status = write_plan(plan, output, get(values, "format")->text, &err);
     if (!status && get(values, "trace")->set)
         status = write_trace(&view, get(values, "trace")->text, &err);
     if (!status) {
         warn_profile(profile);
         warn_budgets(profile, &w);
+        note_teams(&report);
     }
     if (!status && !to_stdout)
         status = show(&view, values, &err);
 done:
     free(levels);
+    free(report.levels);
     ps_plan_free(plan);
     ps_cost_model_free(cost);
     ps_profile_free(profile);

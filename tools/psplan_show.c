@@ -102,6 +102,36 @@ static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
     }
 }
 
+/* Order in which people compare them: what is done by hand today first. */
+static const ps_family shown[] = {PS_FAMILY_STATIC, PS_FAMILY_GPU, PS_FAMILY_DIRECT, PS_FAMILY_DYNAMIC,
+                                  PS_FAMILY_SPLIT};
+
+static const char *family_title(ps_family f) {
+    return f == PS_FAMILY_STATIC ? "static, attention first" : ps_family_name(f);
+}
+
+void psplan_candidates(const psplan_view *v, uint32_t level, ps_text *t) {
+    const ps_level_report *r = &v->report->levels[level];
+    char a[3][32];
+    ps_text_printf(t, "  %-24s %11s %11s %11s\n", "candidates", "decode step", "prompts", "workload");
+    for (size_t i = 0; i < sizeof shown / sizeof shown[0]; i++) {
+        const ps_candidate *c = &r->family[shown[i]];
+        if (c->feasible)
+            ps_text_printf(t, "  %-24s %11s %11s %11s\n", family_title(shown[i]),
+                           psplan_time(c->decode_s, a[0]), psplan_time(c->prompt_s, a[1]),
+                           psplan_time(c->workload_s, a[2]));
+        else
+            ps_text_printf(t, "  %-24s does not fit\n", family_title(shown[i]));
+    }
+    ps_text_printf(t, "  %-24s %11s %11s %11s  from %s for decoding, %s for prompts%s\n", "chosen",
+                   psplan_time(r->chosen.decode_s, a[0]), psplan_time(r->chosen.prompt_s, a[1]),
+                   psplan_time(r->chosen.workload_s, a[2]), ps_family_name((ps_family)r->decode.family),
+                   ps_family_name((ps_family)r->prompt.family),
+                   r->smaller ? "; as for a smaller budget, which is faster" : "");
+    ps_text_printf(t, "  resident: %s; caches in VRAM: %s\n", ps_path_name(r->path),
+                   ps_kv_policy_name(r->kv_policy));
+}
+
 static void level_table(const psplan_view *v, const ps_level *l, ps_text *t) {
     ps_text_printf(t, "\nbudget %s, context %llu, %u sequence%s, %u thread%s\n", l->budget,
                    (unsigned long long)l->bucket_tokens, l->n_seqs, l->n_seqs == 1 ? "" : "s", l->n_threads,
@@ -109,6 +139,8 @@ static void level_table(const psplan_view *v, const ps_level *l, ps_text *t) {
     memory_map(v, l, t);
     if (l->budget_bytes)
         vram_map(v, l, t);
+    if (l->budget_bytes && v->report)
+        psplan_candidates(v, (uint32_t)(l - v->plan->levels), t);
     ps_text_printf(t, "  %8s  %10s  %10s  %11s  %11s  %6s  %10s\n", "tokens", "step empty", "step full",
                    "tok/s empty", "tok/s full", "% raw", "% reachable");
     for (uint32_t i = 0; i < l->n_tiers; i++) {
@@ -144,6 +176,37 @@ void psplan_table(const psplan_view *v, ps_text *t) {
         v->plan->n_programs, v->plan->n_programs == 1 ? "" : "s", v->output_path);
 }
 
+static void candidate_json(ps_json *j, const char *name, const ps_candidate *c) {
+    ps_json_object(j, name);
+    ps_json_bool(j, "feasible", c->feasible);
+    if (c->feasible) {
+        ps_json_f64(j, "decode_step_s", c->decode_s);
+        ps_json_f64(j, "prompts_s", c->prompt_s);
+        ps_json_f64(j, "workload_s", c->workload_s);
+    }
+    ps_json_close(j);
+}
+
+static void report_json(const ps_level_report *r, bool gpu, ps_json *j) {
+    ps_json_u64(j, "allowed_threads", r->asked_threads);
+    ps_json_f64(j, "workload_s", r->chosen.workload_s);
+    if (!gpu)
+        return;
+    ps_json_object(j, "candidates");
+    for (size_t i = 0; i < sizeof shown / sizeof shown[0]; i++)
+        candidate_json(j, ps_family_name(shown[i]), &r->family[shown[i]]);
+    candidate_json(j, "chosen", &r->chosen);
+    ps_json_close(j);
+    ps_json_object(j, "schedule");
+    ps_json_str(j, "decode_from", ps_family_name((ps_family)r->decode.family));
+    ps_json_str(j, "prompt_from", ps_family_name((ps_family)r->prompt.family));
+    ps_json_str(j, "resident", ps_path_name(r->path));
+    ps_json_str(j, "caches_in_vram", ps_kv_policy_name(r->kv_policy));
+    ps_json_bool(j, "of_a_smaller_budget", r->smaller);
+    ps_json_u64(j, "left_bytes", r->left_bytes);
+    ps_json_close(j);
+}
+
 static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
     uint64_t kv = kv_in(v->plan, l, PS_SPACE_HOST);
     ps_json_object(j, NULL);
@@ -152,6 +215,8 @@ static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
     ps_json_u64(j, "context_tokens", l->bucket_tokens);
     ps_json_u64(j, "n_sequences", l->n_seqs);
     ps_json_u64(j, "n_threads", l->n_threads);
+    if (v->report)
+        report_json(&v->report->levels[l - v->plan->levels], l->budget_bytes != 0, j);
     ps_json_object(j, "memory");
     ps_json_u64(j, "weight_bytes", v->model->weight_bytes);
     ps_json_u64(j, "kv_bytes", kv);

@@ -108,7 +108,7 @@ typedef struct question {
     const ps_model *model;
     const char *model_path;
     uint64_t context, max_step;
-    uint32_t n_seqs, prompt, output;
+    uint32_t n_seqs, prompt, output, parallel;
     ps_family family;
 } question;
 
@@ -160,7 +160,7 @@ static ps_status predict(const ps_profile *profile, const ps_cost_model *cost, c
         *err = out->why;
         return out->status;
     }
-    psplan_view view = {plan, q->model, profile, cost, q->model_path, ""};
+    psplan_view view = {plan, q->model, profile, cost, q->model_path, "", NULL};
     read_plan(&view, q, out);
     ps_plan_free(plan);
     return PS_OK;
@@ -279,9 +279,13 @@ static ps_status parse_question(const ps_opt_value *values, question *q, ps_erro
     if (force && q->family == PS_FAMILY_COUNT)
         return ps_error_set(err, PS_E_USAGE, "--force", "'%s' is none of gpu, direct, static, dynamic, split",
                             force);
-    return get(values, "workload")->set
-               ? psplan_parse_workload(get(values, "workload")->text, &q->prompt, &q->output, err)
-               : PS_OK;
+    ps_status status =
+        get(values, "workload")->set
+            ? psplan_parse_workload(get(values, "workload")->text, &q->prompt, &q->output, &q->parallel, err)
+            : PS_OK;
+    if (q->parallel)
+        q->n_seqs = q->parallel;
+    return status;
 }
 
 static ps_status write_profile(const ps_profile *p, const char *path, ps_error *err) {

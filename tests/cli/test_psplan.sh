@@ -133,6 +133,24 @@ expect 65 "has other bytes before" "$bin/psplan" check "$dir/one-name.yaml" "$m"
 "${gpu[@]}" --budget 100TiB -o "$dir/large.yaml" "$m" >/dev/null 2>"$dir/err" || fail "100TiB: exit $?"
 grep -q "warning: budget 100TiB is more than" "$dir/err" || fail "100TiB without a word: $(cat "$dir/err")"
 expect 64 "--workload" "${gpu[@]}" --budget 736MiB --workload decode=5 "$m"
+expect 64 "is not what" "${gpu[@]}" --budget 736MiB --parallel 3 --workload parallel=2 "$m"
+# Two names for one size; ranges; the points where the schedule changes.
+expect 64 "same size" "${gpu[@]}" --budget 1GiB,1024MiB "$m"
+for range in 2GiB-1GiB 0-1GiB 1GiB-2GiB/0 1GiB/2-3GiB 1GiB- -1GiB; do
+  expect 64 "--budget" "${gpu[@]}" --budget $range "$m"
+done
+"${gpu[@]}" --budget host,720MiB-752MiB/16MiB,1GiB-3GiB --json -o "$dir/r.bin" "$dir/mid.gguf" >"$dir/j" 2>/dev/null || fail "ranges"
+json '[l["budget"] for l in d["levels"]] == ["host", "720MiB", "736MiB", "752MiB", "1GiB", "2GiB", "3GiB"]' "$dir/j"
+must "$bin/psplan" check "$dir/r.bin" "$dir/mid.gguf"
+"${gpu[@]}" --budget auto --workload prompt=256,output=64,parallel=2 --json -o "$dir/a.bin" "$dir/mid.gguf" >"$dir/j" 2>/dev/null || fail "--budget auto"
+json '2 <= len(d["levels"]) <= 8 and all(l["n_sequences"] == 2 for l in d["levels"])' "$dir/j"
+json 'all(a["workload_s"] > b["workload_s"] for a, b in zip(d["levels"], d["levels"][1:]))' "$dir/j"
+# The families stand beside what was found, which is no slower than any.
+json 'list(d["levels"][0]["candidates"]) == ["static", "gpu", "direct", "dynamic", "split", "chosen"]' "$dir/j"
+"${gpu[@]}" --budget 720MiB --json -o "$dir/a.bin" "$dir/mid.gguf" >"$dir/j" 2>/dev/null || fail "a budget"
+json 'all(d["levels"][0]["workload_s"] <= 1.002 * c["workload_s"] for c in d["levels"][0]["candidates"].values() if c["feasible"])' "$dir/j"
+"${gpu[@]}" --budget 1GiB --explain -o "$dir/e.bin" "$dir/mid.gguf" >"$dir/out" 2>/dev/null || fail "--explain with a GPU"
+grep -q 'static, attention first' "$dir/out" && grep -q 'chosen .* from .* for decoding' "$dir/out" || fail "no candidates: $(cat "$dir/out")"
 expect 64 "--workload" "${gpu[@]}" --budget 736MiB --workload prompt=0 "$m"
 
 # inspect: also of what cannot run.

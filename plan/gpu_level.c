@@ -52,25 +52,22 @@ static ps_status build_tier(ps_building *b, const ps_level_request *lr, const ps
     return status;
 }
 
-/* The least that any schedule needs: steps of few rows, nothing resident but small weights. */
+/* The least for a GPU to take part: steps of few rows whose weights it reads from the host, or, where that is asked for, streams;
+ * nothing resident but small weights. */
 ps_status ps_gpu_least(ps_building *b, const ps_level_request *lr, uint64_t *out_work, uint64_t *out_all) {
+    const bool streams = b->q->forced && b->q->family == PS_FAMILY_GPU;
     ps_trial *t = NULL;
     ps_schedule s;
     uint64_t least = UINT64_MAX, most = ps_longest_step(b->q, lr);
+    uint32_t outputs = b->q->max_outputs ? b->q->max_outputs : lr->n_seqs;
     ps_status status = ps_trial_new(b, lr, &t);
-    for (int f = 0; f < PS_FAMILY_COUNT && !status; f++) {
-        uint64_t work;
-        if (b->q->forced && b->q->family != (ps_family)f)
-            continue;
-        memset(&s, 0, sizeof s);
-        s.n_threads = lr->n_threads;
-        s.max_step = (uint32_t)(most < PS_PLAN_DECODE_TOKENS ? most : PS_PLAN_DECODE_TOKENS);
-        uint32_t outputs = b->q->max_outputs ? b->q->max_outputs : lr->n_seqs;
-        s.decode = s.prompt =
-            ps_family_rule((ps_family)f, s.max_step, outputs < s.max_step ? outputs : s.max_step);
-        status = ps_trial_work(t, &s, true, &work);
-        least = !status && work < least ? work : least;
-    }
+    memset(&s, 0, sizeof s);
+    s.n_threads = lr->n_threads;
+    s.max_step = (uint32_t)(most < PS_PLAN_DECODE_TOKENS ? most : PS_PLAN_DECODE_TOKENS);
+    s.decode = s.prompt = ps_family_rule(streams ? PS_FAMILY_GPU : PS_FAMILY_DIRECT, s.max_step,
+                                         outputs < s.max_step ? outputs : s.max_step);
+    if (!status)
+        status = ps_trial_work(t, &s, true, &least);
     ps_trial_free(t);
     *out_work = least;
     *out_all = least > UINT64_MAX / 4 ? UINT64_MAX / 4 / PS_VRAM_ALIGN * PS_VRAM_ALIGN

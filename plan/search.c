@@ -832,8 +832,11 @@ ps_status ps_search_with_team(ps_search *s, const ps_schedule *c, uint32_t n_thr
 }
 
 ps_status ps_search_family(ps_search *s, const ps_level_request *lr, ps_family family, ps_schedule *out) {
-    bool fits;
-    ps_status status = of_family(s, family, avail_of(s, lr), lr->n_threads, PS_PATH_COUNT, true, out, &fits);
+    bool fits = false;
+    uint64_t avail = avail_of(s, lr);
+    ps_status status = PS_OK;
+    if (avail >= s->least)
+        status = of_family(s, family, avail, lr->n_threads, PS_PATH_COUNT, true, out, &fits);
     return status || fits ? status : ps_error_set(s->b->err, PS_E_INFEASIBLE, lr->budget, "does not fit");
 }
 

@@ -89,7 +89,8 @@ static void add_op(ps_grid *g, uint32_t layer, const ps_op_desc *op) {
             p.n_tokens = tokens[t];
             p.n_threads = c->n_threads;
             add_at(g, k, p, m->n_ctx_train);
-            if (tokens[t] != 1 && (tokens[t] != 512 || c->quick))
+            if (tokens[t] != 1 &&
+                tokens[t] != 512) /* few tokens share memory, many do not: teams scale otherwise */
                 continue;
             for (uint32_t h = 0; h + 1 < n_threads; h++) {
                 p.n_threads = threads[h];

@@ -25,11 +25,11 @@ template <int DIM_, int MT_> struct split_shape {
 
 __device__ __forceinline__ void wait_stages(uint32_t stages) {
     if (stages == 3)
-        copies_wait<2>();
+        copy_wait<2>();
     else if (stages == 2)
-        copies_wait<1>();
+        copy_wait<1>();
     else
-        copies_wait<0>();
+        copy_wait<0>();
 }
 
 /* A chunk of positions for a tile of rows of one KV head. */
@@ -75,18 +75,14 @@ __device__ __forceinline__ bool find_item(const attn_args &a, uint32_t number, u
  * has ended, so that memory is never idle. */
 template <class S> __global__ void __launch_bounds__(S::THREADS) attn_split(attn_args a, uint32_t stages) {
     constexpr int DIM = S::DIM, MT = S::MT, LD = S::LD, DT = DIM / 8, WARPS = S::WARPS, ROWS = S::ROWS;
-    extern __shared__ __align__(16) __half split_shared[]; /* front, places */
+    PS_DYNAMIC_SHARED(16, __half, split_shared); /* front, places */
     __shared__ float2 red[WARPS][ROWS];
     __shared__ float mults[ROWS];
     const uint32_t group = a.n_head / a.n_head_kv, tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
-    split_item ahead; /* what is asked for next */
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;"); /* attn_join may come, and waits */
-#endif
+    split_item ahead;    /* what is asked for next */
+    launch_dependents(); /* attn_join may come, and waits */
     bool more = find_item<S>(a, blockIdx.x, gridDim.x, ahead);
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory"); /* spans have been there for long, but not q, K and V */
-#endif
+    wait_dependencies(); /* spans have been there for long, but not q, K and V */
     if (!more)
         return;
     split_item x = ahead; /* what is computed */
@@ -106,7 +102,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS) attn_split(attn
             copy_tile<DIM, UNIT, 32>(put_at, k, p0, lane);
             copy_tile<DIM, UNIT, 32>(put_at + 2 * UNIT * LD, v, p0, lane);
         }
-        copies_commit();
+        copy_commit();
         put++;
         put_at += 2 * S::PLACE;
         put_at = put_at == mine + stages * 2 * S::PLACE ? mine : put_at;
@@ -273,7 +269,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS) attn_split(attn
                 __syncthreads(); /* sums and red are free */
             }
     }
-    copies_wait<0>();
+    copy_wait<0>();
 }
 
 /* Block (32 elements, query head, span and row): each warp joins the chunks whose number from position 0 leaves its own
@@ -283,10 +279,8 @@ __global__ void __launch_bounds__(32 * JOIN_WARPS) attn_join(attn_args a) {
     __shared__ float2 red[JOIN_WARPS];
     const ps_seq_span sp = a.spans[blockIdx.z / a.span_rows];
     const uint32_t i = blockIdx.z % a.span_rows, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    launch_dependents();
+    wait_dependencies();
     if (i >= sp.n_rows)
         return;
     const uint32_t base = base_chunk(a, sp), c0 = first_seen(sp.pos0 + i, a.window) / CHUNK,
@@ -364,6 +358,11 @@ cudaError_t limits_of(limits *out) {
 template <class... PARAMS, class... ARGS>
 cudaError_t launch(void (*kernel)(PARAMS...), dim3 grid, uint32_t threads, size_t bytes, bool early,
                    cudaStream_t stream, ARGS... args) {
+#ifdef PS_CUDA_ON_HOST
+    (void)early;
+    PS_LAUNCH(kernel, grid, threads, bytes, stream)(args...);
+    return cudaGetLastError();
+#else
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -372,6 +371,7 @@ cudaError_t launch(void (*kernel)(PARAMS...), dim3 grid, uint32_t threads, size_
     config.dynamicSmemBytes = bytes, config.stream = stream;
     config.attrs = &attribute, config.numAttrs = early ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, args...);
+#endif
 }
 
 /* Stages of a block: two blocks to a multiprocessor if each has two stages then, else one; 0: none fits. */
@@ -394,8 +394,8 @@ template <class S> cudaError_t run_shape(attn_args a, const limits &l, cudaStrea
     if (stages == 0)
         return cudaErrorNotSupported;
     const size_t bytes = S::front_bytes + stages * S::stage_bytes;
-    if (cudaError_t e =
-            cudaFuncSetAttribute(attn_split<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes))
+    if (cudaError_t e = cudaFuncSetAttribute((const void *)attn_split<S>,
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes))
         return e;
     a.row_tiles = (a.span_rows * (a.n_head / a.n_head_kv) + S::ROWS - 1) / S::ROWS;
     const uint64_t items = (uint64_t)a.n_chunks * a.n_spans * a.n_heads_kv * a.row_tiles;

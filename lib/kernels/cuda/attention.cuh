@@ -11,77 +11,11 @@
 #ifndef PS_KERNELS_CUDA_ATTENTION_CUH
 #define PS_KERNELS_CUDA_ATTENTION_CUH
 
-#include <cuda_fp16.h>
-
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace psc {
 
-/* ---- instructions ---- */
-
-__device__ __forceinline__ uint32_t shared_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-/* 16 bytes to shared memory; zeros where !ok (`from` must be an address all the same). Asynchronous from 8.0 on. */
-__device__ __forceinline__ void copy16(uint32_t to, const void *from, bool ok) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(ok ? 16 : 0));
-#else
-    const uint4 v = ok ? __ldg((const uint4 *)from) : make_uint4(0, 0, 0, 0);
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-#endif
-}
-__device__ __forceinline__ void copies_commit() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;");
-#endif
-}
-/* All of this thread's copies have arrived but those of the last N commits. */
-template <int N> __device__ __forceinline__ void copies_wait() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-#endif
-}
-
-/* Four 8 x 8 matrices of halves; the address is that of row lane % 8 of matrix lane / 8. */
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-__device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
-/* c[16 x 8] += a[16 x 16] . b[16 x 8] */
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(b0));
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[2]), "r"(a[3]), "r"(b1));
-#endif
-}
-
-__device__ __forceinline__ float power2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 __device__ __forceinline__ uint32_t pack(float a, float b) {
     const __half2 h = __floats2half2_rn(a, b);
     return *(const uint32_t *)&h;
@@ -168,7 +102,7 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const kv_head &x, uint32_
         to += row * LD + 16 * c;
 #pragma unroll
         for (uint32_t i = 0; i < N / THREADS; i++)
-            copy16(to + i * ROWS_AT_ONCE * LD, from + i * ROWS_AT_ONCE * x.stride, true);
+            copy_or_zero(to + i * ROWS_AT_ONCE * LD, from + i * ROWS_AT_ONCE * x.stride, true);
         return;
     }
 #pragma unroll 2
@@ -178,7 +112,7 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const kv_head &x, uint32_
         uint32_t r = first + row;
         if (r >= x.kv_rows)
             r %= x.kv_rows;
-        copy16(to + row * LD + 16 * c, ok ? x.base + (uint64_t)r * x.stride + 8 * c : x.base, ok);
+        copy_or_zero(to + row * LD + 16 * c, ok ? x.base + (uint64_t)r * x.stride + 8 * c : x.base, ok);
     }
 }
 

@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_rows(const attn_args &a, const float (&o)[
 /* Block (KV head, tile of rows, the last first: they see most; span). */
 template <class S> __global__ void __launch_bounds__(S::THREADS) attn_flash(attn_args a) {
     constexpr int DIM = S::DIM, MT = S::MT, BN = S::BN, LD = S::LD, NT = BN / 8, DT = DIM / 8;
-    extern __shared__ __align__(16) __half flash_shared[]; /* queries [BM][LD]; stages [STAGES][BN][LD] */
+    PS_DYNAMIC_SHARED(16, __half, flash_shared); /* queries [BM][LD]; stages [STAGES][BN][LD] */
     const ps_seq_span sp = a.spans[blockIdx.z];
     const uint32_t group = a.n_head / a.n_head_kv, n_packed = sp.n_rows * group,
                    n_tiles = (n_packed + S::BM - 1) / S::BM;
@@ -146,7 +146,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS) attn_flash(attn
                                         if (put < n_stages)
                                             copy_tile<DIM, BN, S::THREADS>(put_slot, values ? v : k,
                                                                            (t0 + put / 2) * BN, tid);
-                                        copies_commit();
+                                        copy_commit();
                                         put++;
                                         put_slot = next_slot(put_slot);
     };
@@ -203,7 +203,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS) attn_flash(attn
         const uint32_t p0 = t * BN;
         const bool sees = any && p0 <= some_last && p0 + BN > some_first;
         float s[MT][NT][4];
-        copies_wait<S::STAGES - 2>();
+        copy_wait<S::STAGES - 2>();
         __syncthreads(); /* K is here for all, and the stage before is free */
         ask((S::STAGES - 1) & 1);
         if (sees) {
@@ -237,7 +237,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS) attn_flash(attn
             softmax_tile<MT, NT, DT>(s, o, st);
         }
         slot = next_slot(slot);
-        copies_wait<S::STAGES - 2>();
+        copy_wait<S::STAGES - 2>();
         __syncthreads();
         ask(S::STAGES & 1);
         if (sees) {
@@ -293,7 +293,8 @@ __global__ void __launch_bounds__(256) f16s_finish(rows y, const ps_seq_span *sp
 }
 
 template <class S> cudaError_t prepare() {
-    return cudaFuncSetAttribute(attn_flash<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)S::bytes);
+    return cudaFuncSetAttribute((const void *)attn_flash<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)S::bytes);
 }
 
 template <class S>
@@ -303,7 +304,7 @@ cudaError_t run_shape(const attn_args &a, uint32_t n_heads_kv, uint32_t n_spans,
     const uint64_t tiles = ((uint64_t)a.span_rows * (a.n_head / a.n_head_kv) + S::BM - 1) / S::BM;
     if (tiles > 65535)
         return cudaErrorNotSupported;
-    attn_flash<S><<<dim3(n_heads_kv, (uint32_t)tiles, n_spans), S::THREADS, S::bytes, stream>>>(a);
+    PS_LAUNCH(attn_flash<S>, dim3(n_heads_kv, (uint32_t)tiles, n_spans), S::THREADS, S::bytes, stream)(a);
     return cudaGetLastError();
 }
 
@@ -381,7 +382,7 @@ cudaError_t launch_attn_flash(const ps_kargs *a, const ps_cuda_on *on) {
         e = run_attn_wide(args, false, n, a->n_spans, s);
     if (e || a->dst.fmt != PS_FMT_F16S)
         return e;
-    f16s_finish<<<dim3(on->span_rows, a->n_spans), 256, 0, s>>>(args.y, a->spans);
+    PS_LAUNCH(f16s_finish, dim3(on->span_rows, a->n_spans), 256, 0, s)(args.y, a->spans);
     return cudaGetLastError();
 }
 

@@ -141,9 +141,9 @@ cudaError_t run_attn_wide(const attn_args &a, bool split, uint32_t n_heads_kv, u
         return cudaErrorNotSupported;
     const dim3 grid(n_chunks * a.span_rows, heads, n_spans);
     if (split)
-        attn_wide<true><<<grid, WIDE_THREADS, 0, stream>>>(a, n_chunks);
+        PS_LAUNCH(attn_wide<true>, grid, WIDE_THREADS, 0, stream)(a, n_chunks);
     else
-        attn_wide<false><<<grid, WIDE_THREADS, 0, stream>>>(a, n_chunks);
+        PS_LAUNCH(attn_wide<false>, grid, WIDE_THREADS, 0, stream)(a, n_chunks);
     return cudaGetLastError();
 }
 cudaError_t load_attn_wide() {

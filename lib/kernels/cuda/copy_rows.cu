@@ -39,8 +39,8 @@ void run_copy(void *dst, uint64_t dst_stride, const void *src, uint64_t src_stri
     const uint32_t x = (uint32_t)(pieces < COPY_MAX_BLOCKS ? pieces : COPY_MAX_BLOCKS),
                    most = COPY_MAX_BLOCKS / x;
     const uint32_t y = (uint32_t)(n_rows < most ? n_rows : most);
-    copy_rows<T><<<dim3(x, y), COPY_THREADS, 0, stream>>>((T *)dst, dst_stride / sizeof(T), (const T *)src,
-                                                          src_stride / sizeof(T), across, n_rows);
+    PS_LAUNCH(copy_rows<T>, dim3(x, y), COPY_THREADS, 0, stream)
+    ((T *)dst, dst_stride / sizeof(T), (const T *)src, src_stride / sizeof(T), across, n_rows);
 }
 
 } // namespace

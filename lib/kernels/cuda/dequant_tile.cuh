@@ -11,62 +11,10 @@
 #define PS_KERNELS_CUDA_DEQUANT_TILE_CUH
 
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <stdint.h>
+
+#include "kernels/cuda/ptx.cuh"
 
 namespace psc {
-
-/* c += A B for 16 weight rows x 8 tokens, 16 along the inner dimension. a: rows g (0, 2) and g + 8 (1, 3); c: rows g (0, 1)
- * and g + 8 (2, 3), tokens 2 c and 2 c + 1. */
-__device__ __forceinline__ void mma16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                      uint32_t b0, uint32_t b1) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-#else
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(b0));
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a2), "r"(a3), "r"(b1));
-#endif
-}
-
-/* 16 bytes from global into shared memory, both at multiples of 16; the first `bytes` (0 to 16) are read, the rest is
- * zero. Asynchronous where the device can; complete after copies_wait. */
-__device__ __forceinline__ void copy16(void *to, const void *from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(from), "r"(bytes)
-        : "memory");
-#else
-    if (bytes >= 16) {
-        *(uint4 *)to = *(const uint4 *)from;
-    } else {
-        uint32_t w[4] = {0, 0, 0, 0};
-        for (uint32_t i = 0; i < bytes / 2; i++)
-            w[i / 2] |= (uint32_t)((const uint16_t *)from)[i] << 16 * (i & 1);
-        *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
-    }
-#endif
-}
-__device__ __forceinline__ void copies_commit() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-/* All but the last N commits of this thread have arrived. */
-template <int N> __device__ __forceinline__ void copies_wait() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-#endif
-}
 
 namespace tile {
 

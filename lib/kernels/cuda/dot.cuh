@@ -8,8 +8,8 @@
 #define PS_KERNELS_CUDA_DOT_CUH
 
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <stdint.h>
+
+#include "kernels/cuda/ptx.cuh"
 
 namespace psc {
 
@@ -24,15 +24,7 @@ __device__ __forceinline__ float warp_sum(float v) {
     return v;
 }
 
-__device__ __forceinline__ uint4 load_stream(const void *p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
-/* The same for the last piece of a matrix that does not end at a multiple of 16: nothing past `end` is read. */
+/* load_stream for the last piece of a matrix that does not end at a multiple of 16: nothing past `end` is read. */
 static __device__ __noinline__ uint4 load_end(const uint8_t *p, const uint8_t *end) {
     uint32_t w[4] = {0, 0, 0, 0};
     for (uint32_t i = 0; i < 8 && p + 2 * i < end; i++)

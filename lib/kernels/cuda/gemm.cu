@@ -92,7 +92,8 @@ cudaError_t multiply_pieces(const product &p, const choice &c, const ps_kargs *a
         for (uint32_t col = 0; col < p.w.cols; col += cols) {
             const uint32_t k = p.w.cols - col < cols ? p.w.cols - col : cols;
             const dim3 grid((k + c.load_cols - 1) / c.load_cols, (n + ROW_TILE - 1) / ROW_TILE);
-            c.fn<<<grid, THREADS, 0, stream_of(on)>>>(p.w, (uint32_t)row, col / c.load_cols, k, n, piece);
+            PS_LAUNCH(c.fn, grid, THREADS, 0, stream_of(on))
+            (p.w, (uint32_t)row, col / c.load_cols, k, n, piece);
             cudaError_t e = cudaGetLastError();
             e = e ? e
                   : blas_multiply(on->blas, stream_of(on), workspace, PS_CUDA_GEMM_WORKSPACE, n, a->n_tokens,
@@ -131,8 +132,8 @@ cudaError_t launch_gemm(const ps_kargs *a, const ps_cuda_on *on) {
         return cudaErrorNotSupported;
     const bool add = p.bias || p.residual.data;
     if (add) {
-        put_residual<<<a->n_tokens, 256, 0, stream_of(on)>>>(p.y, p.residual, p.bias, p.x_scale, p.x_stride,
-                                                             (uint32_t)a->row0, p.w.n_rows);
+        PS_LAUNCH(put_residual, a->n_tokens, 256, 0, stream_of(on))
+        (p.y, p.residual, p.bias, p.x_scale, p.x_stride, (uint32_t)a->row0, p.w.n_rows);
         if (cudaError_t e = cudaGetLastError())
             return e;
     }
@@ -144,8 +145,8 @@ cudaError_t launch_gemm(const ps_kargs *a, const ps_cuda_on *on) {
                           (float *)p.y.data + a->row0, p.y.stride / 4);
     if (e)
         return e;
-    put_scale<<<a->n_tokens, 256, 0, stream_of(on)>>>(p.y, p.x_scale, p.x_stride, (uint32_t)a->row0,
-                                                      p.w.n_rows);
+    PS_LAUNCH(put_scale, a->n_tokens, 256, 0, stream_of(on))
+    (p.y, p.x_scale, p.x_stride, (uint32_t)a->row0, p.w.n_rows);
     return cudaGetLastError();
 }
 

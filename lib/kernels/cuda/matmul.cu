@@ -115,9 +115,9 @@ cudaError_t launch_matmul_tile(const ps_kargs *a, const ps_cuda_on *on, uint32_t
             w_scale = (float *)a->scratch;
             const uint32_t blocks = (p.w.n_rows + 7) / 8;
             if (c.type == PS_DTYPE_BF16)
-                row_scales<uint16_t><<<blocks, 256, 0, stream_of(on)>>>(p.w, w_scale);
+                PS_LAUNCH(row_scales<uint16_t>, blocks, 256, 0, stream_of(on))(p.w, w_scale);
             else
-                row_scales<uint32_t><<<blocks, 256, 0, stream_of(on)>>>(p.w, w_scale);
+                PS_LAUNCH(row_scales<uint32_t>, blocks, 256, 0, stream_of(on))(p.w, w_scale);
             if (cudaError_t e = cudaGetLastError())
                 return e;
         }
@@ -127,7 +127,7 @@ cudaError_t launch_matmul_tile(const ps_kargs *a, const ps_cuda_on *on, uint32_t
             (uint64_t)((a->n_tokens + k->tokens - 1) / k->tokens) * ((p.w.n_rows + k->rows - 1) / k->rows);
         if (blocks > INT32_MAX)
             return cudaErrorNotSupported;
-        k->fn<<<(uint32_t)blocks, k->threads, k->shared_bytes, stream_of(on)>>>(args);
+        PS_LAUNCH(k->fn, (uint32_t)blocks, k->threads, k->shared_bytes, stream_of(on))(args);
         return cudaGetLastError();
     }
     return cudaErrorNotSupported;

@@ -246,7 +246,7 @@ template <class W, class C> __global__ void __launch_bounds__(C::THREADS, C::BLO
     using L = matmul_layout<W, C>;
     static_assert(W::DIRECT || (C::LOADS - 1) * W::UNITS >= C::STAGES - 1,
                   "a load is there before its first unit is made");
-    extern __shared__ __align__(128) uint8_t shared[];
+    PS_DYNAMIC_SHARED(128, uint8_t, shared);
     constexpr int ITEMS = W::DIRECT ? 0 : C::ROWS * 4 / C::THREADS, PARTS = C::STAGES > 2 ? 4 : 1;
     static_assert(W::DIRECT || (ITEMS * C::THREADS == C::ROWS * 4 && ITEMS <= 4),
                   "items are dealt out evenly");

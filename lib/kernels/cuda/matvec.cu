@@ -191,7 +191,7 @@ cudaError_t launch_matvec(const ps_kargs *a, const ps_cuda_on *on) {
             const uint32_t most = (uint32_t)n_sm * (uint32_t)(at_once > 0 ? at_once : 1);
             blocks = blocks < most ? blocks : most;
         }
-        f.kernel[i]<<<blocks, 32 * warps, 0, stream_of(on)>>>(args);
+        PS_LAUNCH(f.kernel[i], blocks, 32 * warps, 0, stream_of(on))(args);
         return cudaGetLastError();
     }
     return cudaErrorNotSupported;

@@ -32,7 +32,7 @@ __device__ __forceinline__ int32_t taken_expert(const choice &c, uint32_t pair, 
 /* A block makes a group of 32 hidden columns of a pair, a warp four of them: two at a time, and while it computes with
  * one chunk of their rows the next is on its way. Shared memory: HIDDEN_WARPS * 4 slots. */
 template <class W> __global__ void __launch_bounds__(32 * HIDDEN_WARPS) hidden_q(hidden_args a) {
-    extern __shared__ __align__(16) uint8_t all_slots[];
+    PS_DYNAMIC_SHARED(16, uint8_t, all_slots);
     __shared__ uint32_t words[HIDDEN_WARPS][32];
     __shared__ float gates[HIDDEN_COLS], ups[HIDDEN_COLS];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, pair = blockIdx.y;
@@ -344,10 +344,10 @@ cudaError_t launch_moe(const ps_kargs *a, const ps_cuda_on *on) {
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, (int)in->hidden_shared))
                 return e;
         if (q8)
-            in->hidden<<<dim3(ff / HIDDEN_COLS, pairs), 32 * HIDDEN_WARPS, in->hidden_shared,
-                         stream_of(on)>>>(ha);
-        else
-            in->hidden<<<dim3((ff + 3) / 4, pairs), 128, 0, stream_of(on)>>>(ha);
+            PS_LAUNCH(in->hidden, dim3(ff / HIDDEN_COLS, pairs), 32 * HIDDEN_WARPS, in->hidden_shared,
+                      stream_of(on))
+        (ha);
+        else PS_LAUNCH(in->hidden, dim3((ff + 3) / 4, pairs), 128, 0, stream_of(on))(ha);
     }
     const down_args da = {experts_of(a, 2),      of, rows_of(h), rows_of(a->src[2]), rows_of(a->dst), ff,
                           (uint32_t)a->w[2].rows};
@@ -355,8 +355,9 @@ cudaError_t launch_moe(const ps_kargs *a, const ps_cuda_on *on) {
     const bool flat = out->flat && ff % 64 == 0 && ff < 64 * 32 &&
                       ps_dtype_bytes(a->w[2].type, ff, &length) && length == a->w[2].row_bytes;
     const uint32_t per_block = flat ? FLAT_ROWS : DOWN_ROWS;
-    (flat ? out->flat : out->down)<<<dim3((da.out + per_block - 1) / per_block, a->n_tokens), 32 * DOWN_WARPS,
-                                     0, stream_of(on)>>>(da);
+    PS_LAUNCH((flat ? out->flat : out->down), dim3((da.out + per_block - 1) / per_block, a->n_tokens),
+              32 * DOWN_WARPS, 0, stream_of(on))
+    (da);
     return cudaGetLastError();
 }
 

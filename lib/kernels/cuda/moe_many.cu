@@ -274,7 +274,8 @@ cudaError_t product(const many_family &f, int size, const many_args &args, uint3
     many_args a = args;
     a.raw_stages = s.raw_stages;
     const uint32_t cols = s.warps * (a.up.bytes ? 16 : 32);
-    f.kernel[size]<<<dim3((a.n_rows + cols - 1) / cols, most_tiles), 32 * s.warps, s.shared, stream>>>(a);
+    PS_LAUNCH(f.kernel[size], dim3((a.n_rows + cols - 1) / cols, most_tiles), 32 * s.warps, s.shared, stream)
+    (a);
     return cudaGetLastError();
 }
 
@@ -361,8 +362,8 @@ cudaError_t launch_moe_many(const ps_kargs *a, const ps_cuda_on *on) {
     if (l.chunk == 0 || l.slice == 0)
         return cudaErrorNotSupported;
     const cudaStream_t stream = stream_of(on);
-    sort<<<a->n_rows ? (uint32_t)a->n_rows : 1, SORT_THREADS, 0, stream>>>(
-        {of, tile, l.row, l.place, l.tiles, l.n_tiles});
+    PS_LAUNCH(sort, a->n_rows ? (uint32_t)a->n_rows : 1, SORT_THREADS, 0, stream)
+    ({of, tile, l.row, l.place, l.tiles, l.n_tiles});
     const experts none = {nullptr, nullptr, 0, 0};
     const ps_xarg &x = a->src[0];
     const bool fours = out % 4 == 0 && (uintptr_t)a->dst.data % 16 == 0 &&
@@ -381,8 +382,8 @@ cudaError_t launch_moe_many(const ps_kargs *a, const ps_cuda_on *on) {
         cudaError_t e = most_tiles ? product(*in, size, ga, (uint32_t)most_tiles, stream) : cudaSuccess;
         if (e)
             return e;
-        scales<<<(chunk_n + 7) / 8, 256, 0, stream>>>(
-            {l.hidden, l.exponents, l.hidden_stride, l.exponents_stride, l.scale, (uint32_t)ff, chunk_n});
+        PS_LAUNCH(scales, (chunk_n + 7) / 8, 256, 0, stream)
+        ({l.hidden, l.exponents, l.hidden_stride, l.exponents_stride, l.scale, (uint32_t)ff, chunk_n});
         for (uint32_t col0 = 0; col0 < out; col0 += l.slice) {
             const uint32_t n_cols = out - col0 < l.slice ? (uint32_t)out - col0 : l.slice;
             many_args da = {experts_of(a, 2), none,      (uint32_t)ff, col0,   n_cols,
@@ -393,9 +394,9 @@ cudaError_t launch_moe_many(const ps_kargs *a, const ps_cuda_on *on) {
             e = most_tiles ? product(*down, size, da, (uint32_t)most_tiles, stream) : cudaSuccess;
             if (e)
                 return e;
-            gather<<<a->n_tokens, GATHER_THREADS, 0, stream>>>(
-                {of, l.place, chunk0, chunk_n, l.part, col0, n_cols, rows_of(chunk0 ? a->dst : a->src[2]),
-                 rows_of(a->dst), fours && n_cols % 4 == 0 && col0 % 4 == 0});
+            PS_LAUNCH(gather, a->n_tokens, GATHER_THREADS, 0, stream)
+            ({of, l.place, chunk0, chunk_n, l.part, col0, n_cols, rows_of(chunk0 ? a->dst : a->src[2]),
+              rows_of(a->dst), fours && n_cols % 4 == 0 && col0 % 4 == 0});
         }
     }
     return cudaGetLastError();

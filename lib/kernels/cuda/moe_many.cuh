@@ -97,7 +97,7 @@ __device__ __forceinline__ void many_load_raw(const many_args &a, const many_row
         const uint32_t lead = (uint32_t)(uintptr_t)p & 15;
         p = p - lead + at;
         if (at < bytes + lead)
-            copy16(to + r * ROW + at, p, p + 16 <= end ? 16u : (uint32_t)(end - p));
+            copy_async(to + r * ROW + at, p, p + 16 <= end ? 16u : (uint32_t)(end - p));
     }
 }
 
@@ -180,7 +180,7 @@ template <class W, int BT, bool TWO>
 __global__ void __launch_bounds__(32 * MANY_WARPS, TWO ? 2 : 1) many(many_args a) {
     constexpr uint32_t X_STAGE = BT * MANY_X_ROW, ROW = tile::raw<W>::ROW, RAW = 32 * ROW,
                        S = many_raw<W>::STEPS;
-    extern __shared__ __align__(16) uint8_t memory[];
+    PS_DYNAMIC_SHARED(16, uint8_t, memory);
     __shared__ float scale[BT];
     __shared__ const uint8_t *x_at[BT];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane / 4, c = lane % 4,
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(32 * MANY_WARPS, TWO ? 2 : 1) many(many_args a
             const uint32_t r = q / 8, k0 = step * MANY_STEP + q % 8 * 8;
             const uint8_t *p = x_at[r];
             const uint32_t left = p && k0 < a.k ? min(a.k - k0, 8u) : 0;
-            copy16(to + r * MANY_X_ROW + q % 8 * 16, left ? p + 2 * (uint64_t)k0 : a.x, 2 * left);
+            copy_async(to + r * MANY_X_ROW + q % 8 * 16, left ? p + 2 * (uint64_t)k0 : a.x, 2 * left);
         }
     };
     for (uint32_t i = 0; i < MANY_X_STAGES - 1; i++) {
@@ -225,24 +225,24 @@ __global__ void __launch_bounds__(32 * MANY_WARPS, TWO ? 2 : 1) many(many_args a
             load_x(i);
         for (uint32_t r = 0; i == 0 && r < ahead && r < n_chunks; r++)
             many_load_raw<W>(a, m, r, raw + r * RAW);
-        copies_commit();
+        copy_commit();
     }
     float acc[2][BT / 8][4] = {};
     for (uint32_t step = 0; step < n_steps; step++) {
         const uint32_t chunk = step / S;
         if (step % S == 0 && ahead == 0) {
             many_load_raw<W>(a, m, chunk, raw);
-            copies_commit();
-            copies_wait<0>();
+            copy_commit();
+            copy_wait<0>();
         } else {
-            copies_wait<MANY_X_STAGES - 2>();
+            copy_wait<MANY_X_STAGES - 2>();
         }
         __syncthreads();
         if (step + MANY_X_STAGES - 1 < n_steps)
             load_x(step + MANY_X_STAGES - 1);
         if (step % S == 0 && ahead != 0 && chunk + ahead < n_chunks)
             many_load_raw<W>(a, m, chunk + ahead, raw + (chunk + ahead) % a.raw_stages * RAW);
-        copies_commit();
+        copy_commit();
         const uint8_t *xs = memory + step % MANY_X_STAGES * X_STAGE + g * MANY_X_ROW + 8 * c;
         const uint8_t *ws = raw + chunk % a.raw_stages * RAW + g * ROW;
 #pragma unroll
@@ -265,12 +265,16 @@ __global__ void __launch_bounds__(32 * MANY_WARPS, TWO ? 2 : 1) many(many_args a
                     if (8 * j >= (int)n)
                         break;
                     const uint2 b = *(const uint2 *)(xs + 8 * j * MANY_X_ROW + 64 * half + 32 * s);
-                    mma16(acc[0][j], f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1], b.x, b.y);
-                    mma16(acc[1][j], f[2][2 * s], f[3][2 * s], f[2][2 * s + 1], f[3][2 * s + 1], b.x, b.y);
+#pragma unroll
+                    for (int m = 0; m < 2; m++) {
+                        const uint32_t w[4] = {f[2 * m][2 * s], f[2 * m + 1][2 * s], f[2 * m][2 * s + 1],
+                                               f[2 * m + 1][2 * s + 1]};
+                        multiply(acc[m][j], w, b.x, b.y);
+                    }
                 }
         }
     }
-    copies_wait<0>();
+    copy_wait<0>();
     if (glu)
         many_store_hidden<BT>(a, acc, scale, n, first - a.chunk0, col0);
     else

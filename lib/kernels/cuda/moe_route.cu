@@ -11,7 +11,7 @@ enum { ROUTE_THREADS = 1024 };
 /* Block t, a thread per expert (or several, 1024 apart). An expert's place in the selection is the number of experts
  * before it; NaN is before nobody and has no place. Shared memory: n floats, at a multiple of 4. */
 __global__ void __launch_bounds__(ROUTE_THREADS) route(rows x, rows y, bool norm_topk) {
-    extern __shared__ __align__(16) float score[];
+    PS_DYNAMIC_SHARED(16, float, score);
     __shared__ float shared[32];
     __shared__ sel best_of[PS_CUDA_MAX_USED];
     const uint32_t t = blockIdx.x, lane = threadIdx.x & 31, n = x.cols, used = y.cols, n4 = (n + 3) / 4;
@@ -64,8 +64,8 @@ cudaError_t launch_moe_route(const ps_kargs *a, const ps_cuda_on *on) {
         return cudaErrorNotSupported;
     const uint32_t threads = n >= ROUTE_THREADS ? ROUTE_THREADS : (n + 31) / 32 * 32;
     if (a->n_tokens)
-        route<<<a->n_tokens, threads, (n + 3) / 4 * 4 * sizeof(float), stream_of(on)>>>(
-            rows_of(a->src[0]), rows_of(a->dst), a->model->moe_norm_topk);
+        PS_LAUNCH(route, a->n_tokens, threads, (n + 3) / 4 * 4 * sizeof(float), stream_of(on))
+    (rows_of(a->src[0]), rows_of(a->dst), a->model->moe_norm_topk);
     return cudaGetLastError();
 }
 

@@ -216,7 +216,7 @@ __device__ __forceinline__ float2 rope_turn(const rope_args &a, uint32_t t, uint
 /* Block (t, part of the row): angles once per pair, for all heads of the part. fours: four elements at a time, which needs
  * multiples of 4 everywhere. */
 __global__ void __launch_bounds__(BLOCK) rope(const __grid_constant__ rope_args a) {
-    extern __shared__ float2 turn[];
+    PS_DYNAMIC_SHARED(8, float2, turn);
     const uint32_t t = blockIdx.x, half = a.rope_dims / 2, first = blockIdx.y * BLOCK + threadIdx.x,
                    step = gridDim.y * BLOCK;
     for (uint32_t i = threadIdx.x; i < half; i += BLOCK)
@@ -274,9 +274,7 @@ __device__ __forceinline__ void to_cache(uint16_t *to, const float *from, uint32
 
 /* Block (row of a span, span, 0: K, 1: V). */
 __global__ void __launch_bounds__(BLOCK) kv_store(const ps_seq_span *spans, rows k, rows v) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;"); /* attention, which waits before it reads K and V */
-#endif
+    launch_dependents(); /* attention, which waits before it reads K and V */
     const ps_seq_span sp = spans[blockIdx.y];
     if (blockIdx.x >= sp.n_rows)
         return;
@@ -389,14 +387,14 @@ template <class OP> cudaError_t map(OP op, const ps_kargs *a, const ps_cuda_on *
     if (a->dst.fmt == PS_FMT_F16S) {
         if (source)
             return cudaErrorNotSupported;
-        map_f16s<<<a->n_tokens, x.cols <= 4096 ? 256 : 512, 0, stream_of(on)>>>(op, x, x2, y, fours);
+        PS_LAUNCH(map_f16s<OP>, a->n_tokens, x.cols <= 4096 ? 256 : 512, 0, stream_of(on))
+        (op, x, x2, y, fours);
         return cudaGetLastError();
     }
     const uint32_t per_block = fours ? 4 * BLOCK : BLOCK;
-    (fours ? map_fours<OP>
-           : map_rows<
-                 OP>)<<<dim3((x.cols + per_block - 1) / per_block, a->n_tokens), BLOCK, 0, stream_of(on)>>>(
-        op, x, x2, y, a->dst.fmt, source);
+    PS_LAUNCH((fours ? map_fours<OP> : map_rows<OP>), dim3((x.cols + per_block - 1) / per_block, a->n_tokens),
+              BLOCK, 0, stream_of(on))
+    (op, x, x2, y, a->dst.fmt, source);
     return cudaGetLastError();
 }
 
@@ -418,9 +416,9 @@ cudaError_t launch_rmsnorm(const ps_kargs *a, const ps_cuda_on *on) {
     if (a->n_tokens == 0 || groups == 0)
         return cudaSuccess;
     if (fmt == PS_FMT_F16S && groups > 1) {
-        rmsnorm_groups_f16s<<<a->n_tokens, BLOCK, 0, stream_of(on)>>>(
-            rows_of(a->src[0]), rows_of(a->src[1]), rows_of(a->dst), (const float *)a->w[0].data, len,
-            a->model->norm_eps);
+        PS_LAUNCH(rmsnorm_groups_f16s, a->n_tokens, BLOCK, 0, stream_of(on))
+        (rows_of(a->src[0]), rows_of(a->src[1]), rows_of(a->dst), (const float *)a->w[0].data, len,
+         a->model->norm_eps);
         return cudaGetLastError();
     }
     void (*kernel)(rows, rows, rows, const float *, uint32_t, float, ps_fmt) = rmsnorm;
@@ -433,9 +431,9 @@ cudaError_t launch_rmsnorm(const ps_kargs *a, const ps_cuda_on *on) {
         kernel = rmsnorm4;
         threads = (len + 128 * NORM_VECTORS - 1) / (128 * NORM_VECTORS) * 32;
     }
-    kernel<<<dim3(blocks, a->n_tokens), threads, 0, stream_of(on)>>>(
-        rows_of(a->src[0]), rows_of(a->src[1]), rows_of(a->dst), (const float *)a->w[0].data, len,
-        a->model->norm_eps, fmt);
+    PS_LAUNCH(kernel, dim3(blocks, a->n_tokens), threads, 0, stream_of(on))
+    (rows_of(a->src[0]), rows_of(a->src[1]), rows_of(a->dst), (const float *)a->w[0].data, len,
+     a->model->norm_eps, fmt);
     return cudaGetLastError();
 }
 
@@ -463,8 +461,9 @@ cudaError_t launch_rope(const ps_kargs *a, const ps_cuda_on *on) {
         args.turns[i] = args.scale * pow(args.base, -2.0 * i / l->rope_dims) * 0.15915494309189533577;
     const uint32_t items = args.fours ? heads * half / (args.neox ? 4 : 2) : heads * half;
     if (a->n_tokens)
-        rope<<<dim3(a->n_tokens, items <= BLOCK ? 1 : (items + 2 * BLOCK - 1) / (2 * BLOCK)), BLOCK,
-               half * sizeof(float2), stream_of(on)>>>(args);
+        PS_LAUNCH(rope, dim3(a->n_tokens, items <= BLOCK ? 1 : (items + 2 * BLOCK - 1) / (2 * BLOCK)), BLOCK,
+                  half * sizeof(float2), stream_of(on))
+    (args);
     return cudaGetLastError();
 }
 
@@ -472,8 +471,8 @@ cudaError_t launch_kv_store(const ps_kargs *a, const ps_cuda_on *on) {
     if (!a)
         return load(kv_store);
     if (a->n_spans && on->span_rows)
-        kv_store<<<dim3(on->span_rows, a->n_spans, 2), BLOCK, 0, stream_of(on)>>>(
-            a->spans, rows_of(a->src[0]), rows_of(a->src[1]));
+        PS_LAUNCH(kv_store, dim3(on->span_rows, a->n_spans, 2), BLOCK, 0, stream_of(on))
+    (a->spans, rows_of(a->src[0]), rows_of(a->src[1]));
     return cudaGetLastError();
 }
 

@@ -167,7 +167,7 @@ cudaError_t launch_argmax(const ps_kargs *a, const ps_cuda_on *on) {
     if (a->src[0].cols == 0 || a->src[0].cols > INT32_MAX)
         return cudaErrorNotSupported;
     if (a->n_tokens)
-        argmax<<<a->n_tokens, THREADS, 0, stream_of(on)>>>(rows_of(a->src[0]), rows_of(a->dst));
+        PS_LAUNCH(argmax, a->n_tokens, THREADS, 0, stream_of(on))(rows_of(a->src[0]), rows_of(a->dst));
     return cudaGetLastError();
 }
 cudaError_t load_topk() {
@@ -183,7 +183,7 @@ extern "C" ps_status ps_cuda_topk(const ps_xarg *logits, uint32_t n_rows, uint32
         return ps_error_set(err, PS_E_UNSUPPORTED, "topk", "%u of %llu logits cannot be chosen", k,
                             (unsigned long long)logits->cols);
     if (n_rows)
-        psc::topk<<<n_rows, psc::THREADS, 0, (cudaStream_t)stream>>>(psc::rows_of(*logits), k, out);
+        PS_LAUNCH(psc::topk, n_rows, psc::THREADS, 0, (cudaStream_t)stream)(psc::rows_of(*logits), k, out);
     const cudaError_t e = cudaGetLastError();
     if (e == cudaSuccess)
         return PS_OK;

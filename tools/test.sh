@@ -76,6 +76,7 @@ say "models"
 
 check "layering" ./tools/check-layers.sh
 suite dev
+[ -x build/dev/tests/test_cuda_host_900 ] || say "not run: GPU kernels on the host (needs CUDA's headers, a C++ compiler and x86-64)"
 if command -v nvcc >/dev/null; then
   check "GPU kernels compile for 7.5 and 12.0" bash -c "cmake --preset cuda && cmake --build --preset cuda -j $jobs"
 else

@@ -1,8 +1,8 @@
 /* Every CUDA kernel of the registry against the double-precision reference, on random and extreme inputs and odd
  * shapes. Each case runs twice from VRAM and once with its weights, or K and V, in mapped host memory: the bits must be the
  * same. Outputs are poisoned first; device buffers have their exact size, so that a memory checker sees any step
- * outside. test_cuda_kernels [--few] [NAME]: only kernels whose name contains NAME; --few: small shapes and two fillings,
- * for memory checkers. */
+ * outside. test_cuda_kernels [--few] [NAME...]: only kernels whose name contains a NAME; --few: small shapes and two fillings,
+ * for memory checkers and for the host (tests/cuda_host). */
 #include <cuda_runtime.h>
 #include <inttypes.h>
 #include <math.h>
@@ -458,13 +458,19 @@ int main(int argc, char **argv) {
         return 77;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
-    const char *only = NULL;
+    std::vector<const char *> names;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--few"))
             few = true;
         else
-            only = argv[i];
+            names.push_back(argv[i]);
     }
+    const auto wanted = [&](const char *kernel) {
+        for (const char *name : names)
+            if (strstr(kernel, name))
+                return true;
+        return names.empty();
+    };
     ps_error err;
     if (ps_cuda_load_all(&err) != PS_OK) {
         printf("FAILED: loading kernels: %s: %s\n", err.subject, err.message);
@@ -472,7 +478,7 @@ int main(int argc, char **argv) {
     }
     int n_kernels = 0;
     for (const spec &s : specs) {
-        if (only && !strstr(s.name, only))
+        if (!wanted(s.name))
             continue;
         const int before = n_failed, cases = n_cases;
         n_kernels++;
@@ -516,13 +522,13 @@ int main(int argc, char **argv) {
         }
         printf("%-28s %4d cases %s\n", s.name, n_cases - cases, n_failed == before ? "passed" : "FAILED");
     }
-    if (!only || strstr("cuda.copy", only)) {
+    if (wanted("cuda.copy")) {
         const int before = n_failed, cases = n_cases;
         test_copy();
         printf("%-28s %4d cases, %s\n", "cuda.copy", n_cases - cases,
                n_failed == before ? "passed" : "FAILED");
     }
-    if (!only || strstr("cuda.topk", only)) {
+    if (wanted("cuda.topk")) {
         const int before = n_failed, cases = n_cases;
         for (int f = 0; f < N_FILLS; f++)
             test_topk((fill)f);

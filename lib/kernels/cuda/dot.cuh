@@ -52,37 +52,37 @@ __device__ __forceinline__ uint32_t fifth_bits(uint32_t x) {
 
 /* A unit is 64 weights, in two groups of 32 that meet groups group(u, 0) and group(u, 1) of the activation row.
  * q: the weights as int8. Of each group: value = a[half] * q + b, a[0] for its first 16 elements, a[1] for the
- * others (the same unless HALVES). A chunk is 32 units, CHUNK bytes, one per lane. */
+ * others (the same unless HALVES); b is there if OFFSET. A chunk is 32 units, CHUNK bytes, one per lane. */
 struct unit {
     uint32_t q[2][8];
     float a[2][2], b[2];
 };
 
-/* Types of 32-element blocks: a unit is two blocks. */
+/* Types of 32-element blocks: a unit is two blocks. Of those without a minimum a weight is q - 8, q - 16: its int8 is that times 16
+ * or 8, its bits at the top of a byte, where flipping the top bit is the subtraction. Nothing is taken off a sum then, which could
+ * cancel. */
 struct type_q4_0 {
     static constexpr int CHUNK = 32 * 36;
-    static constexpr bool HALVES = false;
+    static constexpr bool HALVES = false, OFFSET = false;
     static __device__ __forceinline__ void decode(const uint8_t *chunk, int lane, unit &u) {
         uint32_t w[9];
         words_at(chunk + lane * 36, w);
-        u.a[0][0] = u.a[0][1] = half_bits(w[0] & 0xffff);
-        u.a[1][0] = u.a[1][1] = half_bits(w[4] >> 16);
-        u.b[0] = -8 * u.a[0][0];
-        u.b[1] = -8 * u.a[1][0];
+        u.a[0][0] = u.a[0][1] = 0.0625f * half_bits(w[0] & 0xffff);
+        u.a[1][0] = u.a[1][1] = 0.0625f * half_bits(w[4] >> 16);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const uint32_t v = __funnelshift_r(w[i], w[i + 1], 16);
-            u.q[0][i] = v & 0x0f0f0f0f;
-            u.q[0][i + 4] = v >> 4 & 0x0f0f0f0f;
-            u.q[1][i] = w[5 + i] & 0x0f0f0f0f;
-            u.q[1][i + 4] = w[5 + i] >> 4 & 0x0f0f0f0f;
+            u.q[0][i] = (v << 4 & 0xf0f0f0f0) ^ 0x80808080;
+            u.q[0][i + 4] = (v & 0xf0f0f0f0) ^ 0x80808080;
+            u.q[1][i] = (w[5 + i] << 4 & 0xf0f0f0f0) ^ 0x80808080;
+            u.q[1][i + 4] = (w[5 + i] & 0xf0f0f0f0) ^ 0x80808080;
         }
     }
 };
 
 struct type_q4_1 {
     static constexpr int CHUNK = 32 * 40;
-    static constexpr bool HALVES = false;
+    static constexpr bool HALVES = false, OFFSET = true;
     static __device__ __forceinline__ void decode(const uint8_t *chunk, int lane, unit &u) {
         uint32_t w[10];
         words_at(chunk + lane * 40, w);
@@ -109,25 +109,28 @@ __device__ __forceinline__ void nibbles_and_fifth(const uint32_t *lo, uint32_t h
 
 struct type_q5_0 {
     static constexpr int CHUNK = 32 * 44;
-    static constexpr bool HALVES = false;
+    static constexpr bool HALVES = false, OFFSET = false;
     static __device__ __forceinline__ void decode(const uint8_t *chunk, int lane, unit &u) {
         uint32_t w[11], lo[4];
         words_at(chunk + lane * 44, w);
-        u.a[0][0] = u.a[0][1] = half_bits(w[0] & 0xffff);
-        u.a[1][0] = u.a[1][1] = half_bits(w[5] >> 16);
-        u.b[0] = -16 * u.a[0][0];
-        u.b[1] = -16 * u.a[1][0];
+        u.a[0][0] = u.a[0][1] = 0.125f * half_bits(w[0] & 0xffff);
+        u.a[1][0] = u.a[1][1] = 0.125f * half_bits(w[5] >> 16);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             lo[i] = __funnelshift_r(w[1 + i], w[2 + i], 16);
         nibbles_and_fifth(lo, __funnelshift_r(w[0], w[1], 16), u.q[0]);
         nibbles_and_fifth(w + 7, w[6], u.q[1]);
+#pragma unroll
+        for (int g = 0; g < 2; g++)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                u.q[g][i] = u.q[g][i] << 3 ^ 0x80808080;
     }
 };
 
 struct type_q5_1 {
     static constexpr int CHUNK = 32 * 48;
-    static constexpr bool HALVES = false;
+    static constexpr bool HALVES = false, OFFSET = true;
     static __device__ __forceinline__ void decode(const uint8_t *chunk, int lane, unit &u) {
         uint32_t w[12];
         words_at(chunk + lane * 48, w);
@@ -142,13 +145,12 @@ struct type_q5_1 {
 
 struct type_q8_0 {
     static constexpr int CHUNK = 32 * 68;
-    static constexpr bool HALVES = false;
+    static constexpr bool HALVES = false, OFFSET = false;
     static __device__ __forceinline__ void decode(const uint8_t *chunk, int lane, unit &u) {
         uint32_t w[17];
         words_at(chunk + lane * 68, w);
         u.a[0][0] = u.a[0][1] = half_bits(w[0] & 0xffff);
         u.a[1][0] = u.a[1][1] = half_bits(w[8] >> 16);
-        u.b[0] = u.b[1] = 0;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             u.q[0][i] = __funnelshift_r(w[i], w[i + 1], 16);
@@ -181,7 +183,7 @@ __device__ __forceinline__ void k_scales(uint4 head, int j, unit &u) {
 
 struct type_q4_k {
     static constexpr int CHUNK = 8 * 144;
-    static constexpr bool HALVES = false;
+    static constexpr bool HALVES = false, OFFSET = true;
     static __device__ __forceinline__ void decode(const uint8_t *chunk, int lane, unit &u) {
         const uint8_t *sb = chunk + (lane >> 2) * 144;
         const int j = lane & 3;
@@ -199,7 +201,7 @@ struct type_q4_k {
 
 struct type_q5_k {
     static constexpr int CHUNK = 8 * 176;
-    static constexpr bool HALVES = false;
+    static constexpr bool HALVES = false, OFFSET = true;
     static __device__ __forceinline__ void decode(const uint8_t *chunk, int lane, unit &u) {
         const uint8_t *sb = chunk + (lane >> 2) * 176;
         const int j = lane & 3;
@@ -217,28 +219,30 @@ struct type_q5_k {
     }
 };
 
-/* Unit j: half j / 2; groups k = j % 2 and k + 2 of that half share their low bytes. */
+/* Unit j: half j / 2; groups k = j % 2 and k + 2 of that half share their low bytes. A weight is (q - 32) for six bits q; its
+ * int8 here is four times that, six bits at the top of a byte: flipping the top bit is all that the 32 takes. */
 struct type_q6_k {
     static constexpr int CHUNK = 8 * 210;
-    static constexpr bool HALVES = true;
+    static constexpr bool HALVES = true, OFFSET = false;
     static __device__ __forceinline__ void decode(const uint8_t *chunk, int lane, unit &u) {
         const uint8_t *sb = chunk + (lane >> 2) * 210;
         const int half = lane >> 1 & 1, k = lane & 1;
         uint32_t lo[8], hi[8];
         words_at(sb + half * 64 + k * 32, lo);
         words_at(sb + 128 + half * 32, hi);
-        const float d = half_bits(*(const uint16_t *)(sb + 208));
+        const float d = 0.25f * half_bits(*(const uint16_t *)(sb + 208));
+#pragma unroll
+        for (int i = 0; i < 8; i++) /* pair k + 2 to the top of its byte: then pair k is four bits below */
+            hi[i] = (hi[i] ^ 0xaaaaaaaau) << (2 - 2 * k);
 #pragma unroll
         for (int g = 0; g < 2; g++) {
             const uint32_t sc = *(const uint16_t *)(sb + 192 + half * 8 + 2 * (k + 2 * g));
             u.a[g][0] = d * (float)(int8_t)(sc & 0xff);
             u.a[g][1] = d * (float)(int8_t)(sc >> 8);
-            u.b[g] = 0;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const uint32_t low = lo[i] >> 4 * g & 0x0f0f0f0f;
-                const uint32_t high = hi[i] >> 2 * (k + 2 * g) & 0x03030303;
-                u.q[g][i] = __vsub4(low | high << 4, 0x20202020);
+                const uint32_t low = g ? lo[i] >> 2 : lo[i] << 2, high = g ? hi[i] : hi[i] << 4;
+                u.q[g][i] = (low & 0x3c3c3c3c) | (high & 0xc0c0c0c0);
             }
         }
     }
@@ -276,7 +280,7 @@ __device__ __forceinline__ void unit_dot(const unit (&u)[R], uint32_t at, uint32
         for (int t = 0; t < T; t++) {
             const int4 *xp = (const int4 *)(x[t].q + 32 * xg);
             const int4 x0 = xp[0], x1 = xp[1];
-            const float d = x[t].d[xg], s = x[t].s[xg];
+            const float d = x[t].d[xg], s = W::OFFSET ? x[t].s[xg] : 0;
 #pragma unroll
             for (int r = 0; r < R; r++) {
                 const uint32_t *q = u[r].q[g];
@@ -290,7 +294,7 @@ __device__ __forceinline__ void unit_dot(const unit (&u)[R], uint32_t at, uint32
                 const float sum = W::HALVES
                                       ? fmaf(u[r].a[g][0], (float)lo, __fmul_rn(u[r].a[g][1], (float)hi))
                                       : __fmul_rn(u[r].a[g][0], (float)(lo + hi));
-                acc[r][t] = fmaf(d, sum, fmaf(u[r].b[g], s, acc[r][t]));
+                acc[r][t] = fmaf(d, sum, W::OFFSET ? fmaf(u[r].b[g], s, acc[r][t]) : acc[r][t]);
             }
         }
     }
@@ -307,54 +311,55 @@ template <class W> __host__ __device__ __forceinline__ uint32_t row_length(uint3
 
 /* One chunk of R rows on its way: asked for in 16-byte pieces that lie in registers until they are put into shared
  * memory, so that the next chunk is under way while one is computed. (Asynchronous copies into shared memory ask host memory for
- * less at a time: 27 to 43 GB/s instead of 49.) A warp's pieces are those of row 0, then of row 1, ... */
+ * less at a time: 27 to 43 GB/s instead of 49.) A row's pieces are dealt out to the lanes in turn, so that all of a row's have one
+ * address and a constant. Chunks are multiples of 16 bytes: all of a row lie alike in their slots. */
 template <class W, int R> struct stager {
-    static constexpr int PER_ROW = (W::CHUNK + 15 + 15) / 16, LOADS = (R * PER_ROW + 31) / 32,
+    static_assert(W::CHUNK % 16 == 0, "the chunks of a row lie alike");
+    static constexpr int PER_ROW = (W::CHUNK + 15 + 15) / 16, LOADS = (PER_ROW + 31) / 32,
                          SLOT = slot<W>::BYTES;
-    uint4 v[LOADS];
+    uint4 v[R][LOADS] = {};
 
-    static __device__ __forceinline__ void piece(int k, uint32_t lane, uint32_t &r, uint32_t &at) {
-        const uint32_t i = lane + 32 * (uint32_t)k;
-        r = i / PER_ROW, at = i % PER_ROW * 16;
-    }
-    /* Chunk c of rows that are row_bytes long; their matrices end at end[]. */
+    /* Chunk c of rows that are row_bytes long; their matrices end at end[]. What follows the last chunk's bytes in their last
+     * piece is read where the matrix goes on, and means nothing. */
     __device__ __forceinline__ void load(const uint8_t *const (&row)[R], const uint8_t *const (&end)[R],
                                          uint32_t row_bytes, uint32_t c) {
         const uint32_t lane = threadIdx.x & 31, from = c * W::CHUNK,
                        bytes = min((uint32_t)W::CHUNK, row_bytes - from);
+        const uint8_t *p[R];
+        uint32_t stop[R];
+        bool inside = true;
 #pragma unroll
-        for (int k = 0; k < LOADS; k++) {
-            uint32_t r, at;
-            piece(k, lane, r, at);
-            const uint8_t *p = row[0], *e = end[0];
+        for (int r = 0; r < R; r++) {
+            const uint32_t lead = (uint32_t)(uintptr_t)row[r] & 15;
+            inside = inside && row[r] + from + bytes + 15 <= end[r];
+            p[r] = row[r] + from - lead + 16 * lane;
+            stop[r] = bytes + lead;
+        }
+        if (inside) {
 #pragma unroll
-            for (int i = 1; i < R; i++)
-                if (r == (uint32_t)i)
-                    p = row[i], e = end[i];
-            p += from;
-            const uint32_t lead = (uint32_t)(uintptr_t)p & 15;
-            v[k] = make_uint4(0, 0, 0, 0);
-            if (r < R && at < bytes + lead) {
-                p = p + at - lead;
-                v[k] = p + 16 <= e ? load_stream(p) : load_end(p, e);
-            }
+            for (int r = 0; r < R; r++)
+#pragma unroll
+                for (int k = 0; k < LOADS; k++)
+                    load_stream_if(16 * lane + 512 * k < stop[r], p[r] + 512 * k, v[r][k]);
+        } else {
+#pragma unroll
+            for (int r = 0; r < R; r++)
+#pragma unroll
+                for (int k = 0; k < LOADS; k++)
+                    if (16 * lane + 512 * k < stop[r])
+                        v[r][k] = load_end(p[r] + 512 * k, end[r]);
         }
     }
     __device__ __forceinline__ void store(uint8_t *slots) const {
         const uint32_t lane = threadIdx.x & 31;
 #pragma unroll
-        for (int k = 0; k < LOADS; k++) {
-            uint32_t r, at;
-            piece(k, lane, r, at);
-            if (r < R)
-                *(uint4 *)(slots + r * SLOT + at) = v[k];
-        }
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int k = 0; k < LOADS; k++)
+                if (32 * k + 32 <= PER_ROW || lane < PER_ROW - 32 * k)
+                    *(uint4 *)(slots + r * SLOT + 16 * lane + 512 * k) = v[r][k];
     }
 };
-template <class W>
-__device__ __forceinline__ const uint8_t *chunk_in(const uint8_t *in_slot, const uint8_t *row, uint32_t c) {
-    return in_slot + ((uint32_t)(uintptr_t)(row + c * W::CHUNK) & 15);
-}
 
 /* acc += chunk c, which lies in slots, of R rows times T Q8 rows. */
 template <class W, int R, int T>
@@ -366,7 +371,7 @@ __device__ __forceinline__ void chunk_dot(const uint8_t *slots, const uint8_t *c
     unit u[R];
 #pragma unroll
     for (int r = 0; r < R; r++)
-        W::decode(chunk_in<W>(slots + r * slot<W>::BYTES, row[r], c), (int)lane, u[r]);
+        W::decode(slots + r * slot<W>::BYTES + ((uint32_t)(uintptr_t)row[r] & 15), (int)lane, u[r]);
     unit_dot<W>(u, at, n_groups, x, acc);
 }
 

@@ -72,25 +72,31 @@ template <class W, int R, int T> __global__ void __launch_bounds__(32 * Q_WARPS)
     row_starts(a, group * R, row);
     stager<W, R> next;
     next.load(row, end, row_bytes, 0);
-    while (group < n_groups) {
-        const uint32_t group_ahead = group + n_warps;
+    float acc[R][T] = {};
+    for (uint32_t c = 0; group < n_groups;) {
+        /* What comes after chunk c: the rows' next one, or the first of the next group. */
+        const bool last = c + 1 == n_chunks;
+        const uint32_t c_ahead = last ? 0 : c + 1, group_ahead = last ? group + n_warps : group;
+        next.store(slots);
         row_starts(a, group_ahead * R, ahead);
-        float acc[R][T] = {};
-        for (uint32_t c = 0; c < n_chunks; c++) {
-            next.store(slots);
-            if (c + 1 < n_chunks)
-                next.load(row, end, row_bytes, c + 1);
-            else if (group_ahead < n_groups)
-                next.load(ahead, end, row_bytes, 0);
-            __syncwarp();
-            chunk_dot<W>(slots, row, c, a.cols, x, acc);
-            __syncwarp();
+        if (group_ahead < n_groups)
+            next.load(ahead, end, row_bytes, c_ahead);
+        __syncwarp();
+        chunk_dot<W>(slots, row, c, a.cols, x, acc);
+        __syncwarp();
+        if (last) {
+            finish(a, group * R, acc);
+#pragma unroll
+            for (int r = 0; r < R; r++)
+#pragma unroll
+                for (int t = 0; t < T; t++)
+                    acc[r][t] = 0;
         }
-        finish(a, group * R, acc);
 #pragma unroll
         for (int r = 0; r < R; r++)
             row[r] = ahead[r];
         group = group_ahead;
+        c = c_ahead;
     }
 }
 

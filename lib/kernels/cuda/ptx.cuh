@@ -24,7 +24,9 @@
 #define PS_ARCH 0
 #endif
 #define PS_LAUNCH(kernel, grid, block, shared, stream) kernel<<<grid, block, shared, stream>>>
-#define PS_DYNAMIC_SHARED(align, type, name) extern __shared__ __align__(align) type name[]
+#define PS_DYNAMIC_SHARED(align, type, name)                                                                 \
+    extern __shared__ __align__(align)                                                                       \
+    type name[]
 #endif
 
 namespace psc {
@@ -129,14 +131,16 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
     cuda_host::multiply(c, a, b0, b1);
 #elif PS_ARCH >= 800
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+                 "{%0,%1,%2,%3};\n"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};\n"
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};\n"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(b0));
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};\n"
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};\n"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[2]), "r"(a[3]), "r"(b1));
 #endif
@@ -163,6 +167,19 @@ __device__ __forceinline__ uint4 load_stream(const void *p) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
     return v;
+#endif
+}
+
+/* The same where `takes`; elsewhere v stays what it was. */
+__device__ __forceinline__ void load_stream_if(bool takes, const void *p, uint4 &v) {
+#ifdef PS_CUDA_ON_HOST
+    if (takes)
+        v = *(const uint4 *)p;
+#else
+    asm volatile("{\n\t.reg .pred t;\n\tsetp.ne.u32 t, %5, 0;\n\t"
+                 "@t ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n\t}"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+                 : "l"(p), "r"((uint32_t)takes));
 #endif
 }
 

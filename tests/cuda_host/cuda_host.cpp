@@ -147,8 +147,8 @@ void start_lane(uint32_t i) {
 }
 
 [[noreturn]] void stuck() {
-    fprintf(stderr, "cuda_host: block %u,%u,%u: lanes wait for each other in vain:", now.block.x,
-            now.block.y, now.block.z);
+    fprintf(stderr, "cuda_host: block %u,%u,%u: lanes wait for each other in vain:", now.block.x, now.block.y,
+            now.block.z);
     for (uint32_t i = 0; i < all.n; i++)
         if (!all.lanes[i].ended)
             fprintf(stderr, " %u%s", i, all.lanes[i].round == &all.block_round ? "b" : "w");
@@ -181,8 +181,8 @@ bool run_warp(uint32_t lane0) {
                 continue;
             l.round = nullptr;
             all.current = i;
-            now.thread = dim3(i % block_size.x, i / block_size.x % block_size.y,
-                              i / block_size.x / block_size.y);
+            now.thread =
+                dim3(i % block_size.x, i / block_size.x % block_size.y, i / block_size.x / block_size.y);
             ps_switch_stack(&all.scheduler, l.sp);
             moved = true;
         }

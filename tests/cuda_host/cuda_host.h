@@ -39,8 +39,8 @@ namespace cuda_host {
 struct place {
     dim3 thread, block;
 };
-extern place now;                   /* the lane that runs */
-extern dim3 block_size, grid_size;  /* of the launch */
+extern place now;                  /* the lane that runs */
+extern dim3 block_size, grid_size; /* of the launch */
 
 /* Run body as every lane of every block. Prints and ends the process with 70 where lanes wait for each other in vain. */
 void run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);

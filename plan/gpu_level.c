@@ -171,11 +171,39 @@ static ps_status name_places(ps_building *b, ps_level *level) {
     return PS_OK;
 }
 
+/* Time of a tier's step in an empty and a full context together. */
+static ps_status rule_s(ps_building *b, const ps_level_request *lr, const ps_rule *rule,
+                        const ps_resident_set *set, const ps_kv_home *kv, uint32_t tokens, double *out_s) {
+    ps_lower_request r = ps_build_request(b->q, lr, tokens);
+    ps_placing placing;
+    ps_program p;
+    const ps_level level = {.budget_bytes = lr->budget_bytes,
+                            .kv = (ps_kv_home *)(uintptr_t)kv,
+                            .n_resident = set->n,
+                            .resident = set->pieces};
+    uint64_t after = tokens <= lr->n_seqs ? 1 : tokens;
+    double empty = 0, full = 0;
+    r.cache = b->cache;
+    r.level = &level;
+    ps_status status = ps_rule_place(rule, &r, set, kv, b->work, &placing, b->err);
+    r.place = &placing;
+    r.max_direct = placing.max_direct;
+    if (!status)
+        status = ps_lower(&r, b->work, &p, b->err);
+    if (!status)
+        status = ps_build_step_s(&r, &p, after, &empty, b->err);
+    if (!status)
+        status =
+            ps_build_step_s(&r, &p, lr->bucket_tokens > after ? lr->bucket_tokens : after, &full, b->err);
+    *out_s = empty + full;
+    return status;
+}
+
 /* Of the families' rules, and the schedule's own, the one whose program for a tier is fastest within the work arena that there is,
  * and with the homes and residents that there are. */
-static ps_status best_rule(ps_building *b, const ps_level_request *lr, const ps_schedule *schedule,
-                           const ps_resident_set *set, const ps_kv_home *kv, const uint64_t kv_end[2],
-                           uint32_t tokens, uint64_t most, ps_rule *rule) {
+static ps_status best_rule(ps_building *b, const ps_level_request *lr, const ps_resident_set *set,
+                           const ps_kv_home *kv, const uint64_t kv_end[2], uint32_t tokens, uint64_t most,
+                           ps_rule *rule) {
     ps_rule tried[PS_FAMILY_COUNT + 1] = {*rule};
     uint32_t outputs = b->q->max_outputs ? b->q->max_outputs : lr->n_seqs, n = 1;
     double best = INFINITY;
@@ -191,12 +219,15 @@ static ps_status best_rule(ps_building *b, const ps_level_request *lr, const ps_
             continue;
         ps_tier tier = {0};
         uint64_t end[2] = {0, 0};
-        ps_building trial = {.q = b->q, .err = b->err, .cache = b->cache, .work = ps_arena_new(UINT64_MAX)};
+        double s = INFINITY;
         ps_plan plan = {.arena = ps_arena_new(UINT64_MAX)};
-        trial.plan = &plan;
-        status = trial.work && plan.arena
-                     ? build_tier(&trial, lr, &tried[i], set, kv, kv_end, tokens, trial.work, &tier, end)
-                     : ps_build_no_memory(b->err);
+        ps_building trial = {
+            .q = b->q, .err = b->err, .cache = b->cache, .plan = &plan, .work = ps_arena_new(UINT64_MAX)};
+        status = trial.work && plan.arena ? rule_s(&trial, lr, &tried[i], set, kv, tokens, &s)
+                                          : ps_build_no_memory(b->err);
+        /* Its memory, if it is worth it. The schedule's own was looked at. */
+        if (!status && i && s < best * 0.999)
+            status = build_tier(&trial, lr, &tried[i], set, kv, kv_end, tokens, trial.work, &tier, end);
         free(trial.programs);
         ps_arena_free(trial.work);
         ps_arena_free(plan.arena);
@@ -204,13 +235,11 @@ static ps_status best_rule(ps_building *b, const ps_level_request *lr, const ps_
             status = PS_OK;
             continue;
         }
-        double s = tier.step_empty_s + tier.step_full_s;
         if (status || (i && handles(end[PS_SPACE_VRAM]) > most) || !(s < best * 0.999))
             continue;
         best = s;
         *rule = tried[i];
     }
-    (void)schedule;
     return status;
 }
 
@@ -248,7 +277,7 @@ ps_status ps_gpu_build(ps_building *b, const ps_level_request *asked, const ps_s
     for (uint32_t t = 0; t < level->n_tiers && !status; t++) {
         ps_rule rule = ps_schedule_rule(b->q, lr, schedule, sizes[t]);
         if (!b->q->forced && sizes[t] != decode && sizes[t] != prompt)
-            status = best_rule(b, lr, schedule, resident, level->kv, kv_end, sizes[t], most, &rule);
+            status = best_rule(b, lr, resident, level->kv, kv_end, sizes[t], most, &rule);
         if (!status)
             status =
                 build_tier(b, lr, &rule, resident, level->kv, kv_end, sizes[t], arena, &level->tiers[t], end);

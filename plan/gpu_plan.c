@@ -280,7 +280,7 @@ static void free_gpu_levels(gpu_levels *g) {
 
 ps_status ps_gpu_plan(ps_building *b, const ps_level_request *levels, const uint32_t *at, uint32_t n,
                       ps_level *out, ps_level_report *reports, uint64_t *looked_at, ps_shortage *shortage) {
-    enum { TRIES = 16 };
+    const uint32_t tries = 16 + 4 * n;
     gpu_levels levels_of = {.n = n,
                             .at = at,
                             .order = calloc(n, sizeof *levels_of.order),
@@ -304,7 +304,7 @@ ps_status ps_gpu_plan(ps_building *b, const ps_level_request *levels, const uint
     if (!status && !b->q->forced)
         status = agree(b, levels, g);
     ps_building kept = *b;
-    for (int round = 0; round < TRIES && !status && !settled; round++) {
+    for (uint32_t round = 0; round < tries && !status && !settled; round++) {
         uint32_t over;
         uint64_t bytes = 0;
         b->n_programs = kept.n_programs; /* of an earlier round */

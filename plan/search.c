@@ -333,26 +333,31 @@ static ps_status try_bus(ps_search *s, ps_schedule *best, uint64_t avail, bool *
     return PS_OK;
 }
 
-/* Two knobs at once, as neither gains by itself: the head last to become resident, and meanwhile read direct or left to the
- * CPU. */
+/* Two knobs at once, as neither gains by itself: the head last to become resident, and meanwhile read direct, left to the CPU
+ * or streamed. */
 static ps_status try_head_last(ps_search *s, ps_schedule *best, ps_path path, uint64_t avail,
                                bool *out_better) {
-    enum { LAST = 2 };
-    static const uint32_t heads[] = {PS_SHARE_ALL, PS_SHARE_NONE};
-    for (size_t i = 0; i < (s->small ? 4 : 2) && path == PS_PATH_COUNT; i++) {
-        uint32_t to = best->path / PS_PATH_HEADS * PS_PATH_HEADS + LAST + (uint32_t)i / 2;
+    enum { LAST = 2, NEVER = 3, HEADS = 3, PATHS = 3 };
+    static const uint32_t heads[HEADS] = {PS_SHARE_ALL, PS_SHARE_NONE, PS_SHARE_ALL};
+    for (uint32_t i = 0; i < 2 * PATHS * HEADS && path == PS_PATH_COUNT; i++) {
+        uint32_t of = best->path / PS_PATH_HEADS * PS_PATH_HEADS, which = i / HEADS % PATHS;
+        const uint32_t to[PATHS] = {of + LAST, of + NEVER, best->path};
         ps_schedule c = *best;
-        if (best->path == to || best->mix.n_head == 0)
-            break;
-        c.path = to;
-        c.decode.head = heads[i % 2];
+        if (!s->small && (i >= HEADS || best->path == to[0] || best->mix.n_head == 0))
+            break; /* where the head is a small part */
+        c.path = to[which];
+        if (i >= PATHS * HEADS) /* and the caches on the host: what is computed there needs them there */
+            c.kv_policy = PS_KV_POLICY_NONE;
+        c.decode.head = heads[i % HEADS];
         c.decode.head_shift = 0;
         if (ps_decode_tokens(&s->lr, c.max_step) <= PS_PLAN_DECODE_TOKENS)
-            c.decode.head_bus = PS_WHERE_DIRECT;
+            c.decode.head_bus = i % HEADS == 2 ? PS_WHERE_STREAM : PS_WHERE_DIRECT;
+        if (memcmp(&c, best, sizeof c) == 0)
+            continue;
         ps_status status = look_at(s, &c, SHAPE, avail);
         if (status)
             return status;
-        if (c.workload_s < best->workload_s * another_path) {
+        if (c.workload_s < best->workload_s * (c.path == best->path ? clearly : another_path)) {
             *best = c;
             *out_better = true;
         }
@@ -363,7 +368,7 @@ static ps_status try_head_last(ps_search *s, ps_schedule *best, ps_path path, ui
 static ps_status climb(ps_search *s, ps_schedule *best, ps_path path, uint64_t avail) {
     move moves[MAX_MOVES];
     bool more = true;
-    for (int pass = 0; pass < PASSES && more; pass++) {
+    for (int pass = 0; pass < (s->small ? PASSES : PASSES / 2) && more; pass++) {
         more = false;
         ps_status status = try_rules(s, best, avail, &more);
         if (!status)
@@ -478,7 +483,7 @@ static ps_status verify(ps_search *s, ps_schedule *c, uint64_t avail, bool *out)
 static ps_status in_full(ps_search *s, uint64_t avail, uint32_t n_threads, ps_path path, ps_schedule *out,
                          bool *feasible) {
     static const ps_path elsewhere[] = {PS_PATH_HALF_ATTN_HEAD_NEXT, PS_PATH_NO_ATTN_HEAD_LAST};
-    static const double worth_a_climb = 1.3;
+    static const double worth_a_climb = 1.03;
     ps_schedule c[PS_FAMILY_COUNT], mixed;
     int best = -1, few = -1, many = -1;
     *feasible = false;
@@ -668,8 +673,8 @@ static ps_status at_point(ps_search *s, uint64_t n, uint32_t n_threads, ps_path 
     }
     if (!status && isfinite(out->s.workload_s))
         status = tune(s, &out->s);
-    bool fits = false;
-    if (!status && isfinite(out->s.workload_s))
+    bool fits = isfinite(out->s.workload_s);
+    if (!status && fits)
         status = verify(s, &out->s, point_bytes(s, n), &fits);
     out->feasible = fits && isfinite(out->s.workload_s) &&
                     (!bases[1].feasible || out->s.workload_s >= bases[1].s.workload_s);

@@ -18,8 +18,9 @@ enum {
     PS_CUDA_GEMM_PIECE =
         32 << 20, /* scratch of cuda.gemm: weights as halves, few enough to stay in an L2 cache, */
     PS_CUDA_GEMM_WORKSPACE = 32 << 20, /* and behind them cuBLAS's workspace */
-    PS_CUDA_MOE_MANY_COL =
-        16 /* scratch bytes per token and element of the longest row of MOE_DISPATCH for many tokens */
+    /* Scratch of MOE_DISPATCH for many tokens: bytes per token and element of the longest row, and for all. */
+    PS_CUDA_MOE_MANY_COL = 16,
+    PS_CUDA_MOE_MANY_ROOM = 8 << 20
 };
 
 /* Where one launch runs, and what the arguments of an instruction do not say. */
@@ -196,7 +197,8 @@ ps_status ps_cuda_topk(const ps_xarg *logits, uint32_t n_rows, uint32_t k, ps_cu
  * their outputs, as floats. Whatever the number of experts used, the rows get the same room: kernels/cuda/moe_many.cu. */
 #define PS_CUDA_MOE_MANY(X, id, text, type)                                                                  \
     X(id, "cuda.moe.many." text ".f16s", MOE_DISPATCH, type, F16S, F32, PS_CUDA_MATVEC_TOKENS + 1,           \
-      UINT32_MAX, 2e-3f, moe_many, 32768, PS_CUDA_MAX_USED * 16, PS_CUDA_MOE_MANY_COL, 0, 0, 0, 0, 0)
+      UINT32_MAX, 2e-3f, moe_many, PS_CUDA_MOE_MANY_ROOM + 32768, PS_CUDA_MAX_USED * 16,                     \
+      PS_CUDA_MOE_MANY_COL, 0, 0, 0, 0, 0)
 
 /* Scratch bytes of decode attention: partial results of every chunk of positions. */
 static inline uint64_t ps_cuda_attn_scratch(const ps_layer *layer, uint32_t n_tokens, uint32_t kv_bound) {

@@ -118,9 +118,11 @@ __device__ __forceinline__ void quantize_group(const rows &dst, uint64_t t, uint
     }
 }
 
-/* The same for four values per lane, elements [col, col + 4) of row t: 8 lanes make a group. All 8 take part. */
-__device__ __forceinline__ void quantize_four(const rows &dst, uint64_t t, uint32_t col, float4 v) {
-    const uint32_t lane = threadIdx.x & 31, mask = 0xffu << (lane & 24);
+/* The same for four values per lane, elements [col, col + 4) of row t: 8 lanes make a group. All lanes of the
+ * warp take part; those that are not `here` store nothing. */
+__device__ __forceinline__ void quantize_four(const rows &dst, uint64_t t, uint32_t col, float4 v,
+                                              bool here) {
+    const uint32_t lane = threadIdx.x & 31, mask = 0xffffffffu;
     float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 #pragma unroll
     for (int o = 4; o; o >>= 1)
@@ -143,6 +145,8 @@ __device__ __forceinline__ void quantize_four(const rows &dst, uint64_t t, uint3
 #pragma unroll
     for (int o = 4; o; o >>= 1)
         sum += __shfl_xor_sync(mask, sum, o);
+    if (!here)
+        return;
     uint8_t *row = dst.data + t * dst.stride;
     const uint64_t d_off = ((uint64_t)dst.cols + 63) & ~63ull;
     const uint64_t s_off = d_off + (((uint64_t)dst.cols / 32 * 4 + 63) & ~63ull);

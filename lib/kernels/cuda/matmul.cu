@@ -66,7 +66,9 @@ cudaError_t best_tile(const matmul_family &f, uint32_t n_tokens, uint32_t n_rows
         const uint64_t blocks =
             (uint64_t)((n_tokens + k.tokens - 1) / k.tokens) * ((n_rows + k.rows - 1) / k.rows);
         const uint64_t per_sm = (blocks + (uint64_t)n_sm - 1) / (uint64_t)n_sm;
-        const double time = (double)per_sm * k.tokens * k.rows / (double)k.rate;
+        /* Four warps alone on a multiprocessor leave gaps that those of a second block would fill. */
+        const double rate = (double)k.rate * (per_sm == 1 && k.threads < 256 && k.tokens > 32 ? 0.7 : 1.0);
+        const double time = (double)per_sm * k.tokens * k.rows / rate;
         if (!*out || time < least)
             *out = &k, least = time;
     }

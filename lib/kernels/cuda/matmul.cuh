@@ -31,8 +31,7 @@ typedef void (*matmul_fn)(matmul_args);
 struct matmul_kernel {
     matmul_fn fn;
     uint32_t tokens, rows, threads, shared_bytes;
-    float
-        rate; /* of its arithmetic, relative to the others, by bytes of shared memory that a product moves */
+    float rate; /* of its arithmetic, relative to the others: as measured on an H200 */
 };
 struct matmul_family {
     matmul_kernel tile[MATMUL_TILES]; /* fn NULL: not made for this type */
@@ -247,7 +246,7 @@ template <class W, class C> __global__ void __launch_bounds__(C::THREADS, C::BLO
     static_assert(W::DIRECT || (C::LOADS - 1) * W::UNITS >= C::STAGES - 1,
                   "a load is there before its first unit is made");
     PS_DYNAMIC_SHARED(128, uint8_t, shared);
-    constexpr int ITEMS = W::DIRECT ? 0 : C::ROWS * 4 / C::THREADS, PARTS = C::STAGES > 2 ? 4 : 1;
+    constexpr int ITEMS = W::DIRECT ? 0 : C::ROWS * 4 / C::THREADS, PARTS = C::STAGES > 2 ? 3 : 1;
     static_assert(W::DIRECT || (ITEMS * C::THREADS == C::ROWS * 4 && ITEMS <= 4),
                   "items are dealt out evenly");
     const uint32_t n_tiles = (a.n_tokens + C::TOKENS - 1) / C::TOKENS;
@@ -279,57 +278,74 @@ template <class W, class C> __global__ void __launch_bounds__(C::THREADS, C::BLO
         ask(k, k, 0, 1);
         copy_commit();
     }
+    copy_wait<C::STAGES - 2>();
+    __syncthreads();
     if constexpr (!W::DIRECT) {
-        copy_wait<C::STAGES - 2>();
-        __syncthreads();
 #pragma unroll
         for (int i = 0; i < ITEMS; i++)
             make_item<W, C>(packed, 0, i, scale[i], shared);
         if (a.w.cols < 64)
             cut_items<W, C>(a.w.cols, 0, shared);
         ask_load(C::LOADS - 1);
+        copy_commit();
+        copy_wait<C::STAGES - 2>();
+        __syncthreads();
     }
-    copy_commit();
     float acc[C::M / 16][C::N / 8][4] = {};
     const uint32_t x_lane = held_back(m0 * 128 + fragments<C>::x_lane()), x_flip = fragments<C>::x_flip(),
                    w_lane = held_back(n0 * 128 + fragments<C>::w_lane()), w_flip = fragments<C>::w_flip();
+    /* Where this lane reads the tiles of a unit that lies in stage `stage`. */
+    const auto x_at = [&](uint32_t stage) { return shared_address(shared + stage * L::X) + x_lane; };
+    const auto w_at = [&](uint32_t unit, uint32_t stage, uint32_t tiles) {
+        return shared_address(shared + tiles + (W::DIRECT ? stage : unit & 1) * L::TILE) + w_lane;
+    };
+    fragments<C> now, next;
+    now.load(x_at(0), x_flip, w_at(0, 0, L::W_AT), w_flip, 0);
     uint32_t stage = 0;
     for (uint32_t unit = 0; unit < n_units; unit++) {
-        copy_wait<C::STAGES - 2>();
-        __syncthreads(); /* this unit is there; nobody reads the one before any more */
-        const uint32_t x_tile = shared_address(shared + stage * L::X) + x_lane;
-        const uint32_t w_at = W::DIRECT ? stage : unit & 1;
-        const uint32_t w_tile = shared_address(shared + L::W_AT + w_at * L::TILE) + w_lane;
-        const uint32_t low_tile = shared_address(shared + L::LOW_AT + w_at * L::TILE) + w_lane;
         const uint32_t before = stage == 0 ? C::STAGES - 1 : stage - 1; /* its stage is free */
-        stage = stage + 1 == C::STAGES ? 0 : stage + 1;
-        fragments<C> now, next;
-        now.load(x_tile, x_flip, w_tile, w_flip, 0);
+        const uint32_t after = stage + 1 == C::STAGES ? 0 : stage + 1;
 #pragma unroll
         for (int step = 0; step < 4; step++) {
+            const auto load_ahead = [&](fragments<C> &f) {
+                if (step < 3)
+                    f.load(x_at(stage), x_flip, w_at(unit, stage, L::W_AT), w_flip, step + 1);
+                else
+                    f.load(x_at(after), x_flip, w_at(unit + 1, after, L::W_AT), w_flip, 0);
+            };
+            if constexpr (W::SPLIT)
+                next.load(x_at(stage), x_flip, w_at(unit, stage, L::LOW_AT), w_flip, step);
+            if (step == 3) { /* all of this unit has been read, and the next one is there */
+                copy_wait<C::STAGES - 2>();
+                __syncthreads();
+            }
             if constexpr (W::SPLIT) {
-                next.load(x_tile, x_flip, low_tile, w_flip, step);
                 now.multiply_into(acc);
                 next.multiply_into(acc);
-                if (step < 3)
-                    now.load(x_tile, x_flip, w_tile, w_flip, step + 1);
+                load_ahead(now);
             } else {
-                if (step < 3)
-                    (step & 1 ? now : next).load(x_tile, x_flip, w_tile, w_flip, step + 1);
+                load_ahead(step & 1 ? now : next);
                 (step & 1 ? next : now).multiply_into(acc);
             }
+            if (step == 3)
+                continue;
             if (step < PARTS)
                 ask(unit + C::STAGES - 1, before, step, PARTS);
-            /* After the last unit an item is made of what lies there, and not used. */
-            if (step < ITEMS)
-                make_item<W, C>(packed, unit + 1, step, scale[step < ITEMS ? step : 0], shared);
+                /* After the last unit items are made of what lies there, and not used. */
+#pragma unroll
+            for (int i = 0; i < ITEMS; i++)
+                if (i * 3 / (ITEMS > 0 ? ITEMS : 1) == step)
+                    make_item<W, C>(packed, unit + 1, i, scale[i], shared);
+            if (step < 2)
+                continue;
+            /* The unit just made is the first of its load: the load before is used up. */
+            if (!W::DIRECT && (unit + 1) % W::UNITS == 0)
+                ask_load((unit + 1) / W::UNITS + C::LOADS - 1);
+            copy_commit();
+            if (!W::DIRECT && a.w.cols % 64 && unit + 2 == n_units)
+                cut_items<W, C>(a.w.cols, unit + 1, shared);
         }
-        /* The unit just made is the first of its load: the load before is used up. */
-        if (!W::DIRECT && (unit + 1) % W::UNITS == 0)
-            ask_load((unit + 1) / W::UNITS + C::LOADS - 1);
-        copy_commit();
-        if (!W::DIRECT && a.w.cols % 64 && unit + 2 == n_units)
-            cut_items<W, C>(a.w.cols, unit + 1, shared);
+        stage = after;
     }
     copy_wait<0>();
     store_sums<W, C>(a, token0 + m0, first + n0, acc);
@@ -339,7 +355,7 @@ template <class W, class C> constexpr matmul_kernel matmul_of(float rate) {
     return {matmul<W, C>, C::TOKENS, C::ROWS, C::THREADS, matmul_layout<W, C>::BYTES, rate};
 }
 #define PSC_MATMUL_TILES(W)                                                                                  \
-    matmul_of<W, tile_large>(1.0f), matmul_of<W, tile_square>(0.95f), matmul_of<W, tile_medium>(0.7f),       \
+    matmul_of<W, tile_large>(1.0f), matmul_of<W, tile_square>(1.0f), matmul_of<W, tile_medium>(0.75f),       \
         matmul_of<W, tile_small>(0.5f), matmul_of<W, tile_few>(0.35f)
 #define PSC_MATMUL_FAMILY(name, W)                                                                           \
     const matmul_family name = {{matmul_of<W, tile_wide>(1.0f), PSC_MATMUL_TILES(W)}}

@@ -29,20 +29,63 @@ __device__ __forceinline__ int32_t taken_expert(const choice &c, uint32_t pair, 
     return takes(c, set, e) ? e : -1;
 }
 
+/* What a lane's unit of a row meets of one activation row, kept in registers for several weight rows. */
+template <class W> struct x_unit {
+    int4 q[2][2];
+    float d[2], s[2];
+    __device__ __forceinline__ void load(const q8_row &x, uint32_t at, uint32_t n_groups) {
+#pragma unroll
+        for (int g = 0; g < 2; g++) {
+            const uint32_t xg = x_group<W>(at, g);
+            const bool here = xg < n_groups;
+            q[g][0] = here ? ((const int4 *)(x.q + 32 * xg))[0] : make_int4(0, 0, 0, 0);
+            q[g][1] = here ? ((const int4 *)(x.q + 32 * xg))[1] : make_int4(0, 0, 0, 0);
+            d[g] = here ? x.d[xg] : 0.0f;
+            s[g] = here && W::OFFSET ? x.s[xg] : 0.0f;
+        }
+    }
+    /* As unit_dot, for one row. Groups beyond the row: weights are what lies there, so they are left out. */
+    __device__ __forceinline__ float dot(const unit &u, uint32_t at, uint32_t n_groups, float acc) const {
+#pragma unroll
+        for (int g = 0; g < 2; g++) {
+            if (x_group<W>(at, g) >= n_groups)
+                continue;
+            int lo = __dp4a((int)u.q[g][0], q[g][0].x, 0), hi = __dp4a((int)u.q[g][4], q[g][1].x, 0);
+            lo = __dp4a((int)u.q[g][1], q[g][0].y, lo);
+            hi = __dp4a((int)u.q[g][5], q[g][1].y, hi);
+            lo = __dp4a((int)u.q[g][2], q[g][0].z, lo);
+            hi = __dp4a((int)u.q[g][6], q[g][1].z, hi);
+            lo = __dp4a((int)u.q[g][3], q[g][0].w, lo);
+            hi = __dp4a((int)u.q[g][7], q[g][1].w, hi);
+            const float sum = W::HALVES ? fmaf(u.a[g][0], (float)lo, __fmul_rn(u.a[g][1], (float)hi))
+                                        : __fmul_rn(u.a[g][0], (float)(lo + hi));
+            acc = fmaf(d[g], sum, W::OFFSET ? fmaf(u.b[g], s[g], acc) : acc);
+        }
+        return acc;
+    }
+};
+
+/* The block asks for a row of x while it finds out what to do with it. */
+__device__ __forceinline__ void prefetch_row(const rows &x, uint32_t t) {
+    for (uint32_t i = 128 * threadIdx.x; i < x.stride; i += 128 * blockDim.x)
+        prefetch(x.data + t * x.stride + i);
+}
+
 /* A block makes a group of 32 hidden columns of a pair, a warp four of them: two at a time, and while it computes with
  * one chunk of their rows the next is on its way. Shared memory: HIDDEN_WARPS * 4 slots. */
-template <class W> __global__ void __launch_bounds__(32 * HIDDEN_WARPS) hidden_q(hidden_args a) {
+template <class W> __global__ void __launch_bounds__(32 * HIDDEN_WARPS, 2) hidden_q(hidden_args a) {
     PS_DYNAMIC_SHARED(16, uint8_t, all_slots);
     __shared__ uint32_t words[HIDDEN_WARPS][32];
     __shared__ float gates[HIDDEN_COLS], ups[HIDDEN_COLS];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, pair = blockIdx.y;
+    prefetch_row(a.x, pair / a.of.used);
     const int32_t e = taken_expert(a.of, pair, words[warp]);
     if (e < 0)
         return;
     uint8_t *slots = all_slots + warp * 4 * slot<W>::BYTES;
     const uint8_t *g = expert_at(a.gate, e), *u = expert_at(a.up, e);
     const uint8_t *const end[4] = {g + a.gate.bytes, u + a.up.bytes, g + a.gate.bytes, u + a.up.bytes};
-    const q8_row x[1] = {q8_at(a.x.data + pair / a.of.used * a.x.stride, a.cols)};
+    const q8_row x = q8_at(a.x.data + pair / a.of.used * a.x.stride, a.cols);
     const uint32_t n_chunks = ((a.cols / 32 + 1) / 2 + 31) / 32, row_bytes = row_length<W>(a.cols);
     uint32_t col = 4 * warp;
     const uint8_t *row[4];
@@ -56,7 +99,7 @@ template <class W> __global__ void __launch_bounds__(32 * HIDDEN_WARPS) hidden_q
     next.load(row, end, row_bytes, 0);
 #pragma unroll 1
     for (int pass = 0; pass < 2; pass++, col += 2) {
-        float acc[4][1] = {};
+        float acc[4] = {};
         for (uint32_t c = 0; c < n_chunks; c++) {
             const uint8_t *const now[4] = {row[0], row[1], row[2], row[3]};
             next.store(slots);
@@ -66,16 +109,26 @@ template <class W> __global__ void __launch_bounds__(32 * HIDDEN_WARPS) hidden_q
                 rows_from(col + 2);
                 next.load(row, end, row_bytes, 0);
             }
-            __syncwarp();
-            chunk_dot<W>(slots, now, c, a.cols, x, acc);
+            const uint32_t at = c * 32 + lane, n_groups = a.cols / 32;
+            x_unit<W> xu;
+            xu.load(x, at, n_groups);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                __syncwarp(); /* one row at a time: all at once take so many registers that few warps fit */
+                if (at >= (n_groups + 1) / 2)
+                    continue;
+                unit u;
+                W::decode(slots + i * slot<W>::BYTES + ((uint32_t)(uintptr_t)now[i] & 15), (int)lane, u);
+                acc[i] = xu.dot(u, at, n_groups, acc[i]);
+            }
             __syncwarp();
         }
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            acc[i][0] = warp_sum(acc[i][0]);
+            acc[i] = warp_sum(acc[i]);
         if (lane == 0) {
-            gates[col] = acc[0][0], ups[col] = acc[1][0];
-            gates[col + 1] = acc[2][0], ups[col + 1] = acc[3][0];
+            gates[col] = acc[0], ups[col] = acc[1];
+            gates[col + 1] = acc[2], ups[col + 1] = acc[3];
         }
     }
     __syncthreads();
@@ -135,7 +188,7 @@ __device__ __forceinline__ uint32_t sort_pairs(const choice &c, uint32_t t, orde
 /* Row r of sums: what each warp has of output row first + r. */
 template <int R>
 __device__ __forceinline__ void down_store(const down_args &a, const float (&sums)[DOWN_WARPS][R],
-                                           uint32_t first, uint32_t t) {
+                                           uint32_t first, uint32_t t, float added) {
     const uint32_t r = threadIdx.x, row = first + r;
     if (r >= R || row >= a.out)
         return;
@@ -143,10 +196,15 @@ __device__ __forceinline__ void down_store(const down_args &a, const float (&sum
 #pragma unroll
     for (int w = 0; w < DOWN_WARPS; w++)
         v += sums[w][r];
-    row_f32(a.y, t)[row] = v + (a.residual.data ? row_f32(a.residual, t)[row] : 0.0f);
+    row_f32(a.y, t)[row] = v + added;
+}
+/* What is added to this thread's output row: asked for at the start, so that it is there at the end. */
+__device__ __forceinline__ float down_added(const down_args &a, uint32_t first, uint32_t n, uint32_t t) {
+    const uint32_t row = first + threadIdx.x;
+    return a.residual.data && threadIdx.x < n && row < a.out ? row_f32(a.residual, t)[row] : 0.0f;
 }
 __device__ __forceinline__ void down_finish(const down_args &a, float (&acc)[DOWN_ROWS], uint32_t first,
-                                            uint32_t t) {
+                                            uint32_t t, float added) {
     __shared__ float sums[DOWN_WARPS][DOWN_ROWS];
     const uint32_t warp = threadIdx.x / 32;
 #pragma unroll
@@ -156,7 +214,7 @@ __device__ __forceinline__ void down_finish(const down_args &a, float (&acc)[DOW
             sums[warp][r] = acc[r];
     }
     __syncthreads();
-    down_store(a, sums, first, t);
+    down_store(a, sums, first, t, added);
 }
 
 /* A block makes DOWN_ROWS output rows of a token; its warps share the experts, and are added up in order. */
@@ -165,6 +223,7 @@ template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_q(dow
     __shared__ __align__(16) uint8_t slots[DOWN_WARPS][R * slot<W>::BYTES];
     __shared__ order orders[DOWN_WARPS];
     const uint32_t warp = threadIdx.x / 32, first = blockIdx.x * R, t = blockIdx.y;
+    const float added = down_added(a, first, R, t);
     const uint32_t n = sort_pairs(a.of, t, orders[warp]);
     float acc[R] = {};
     for (uint32_t k = warp; k < n; k += DOWN_WARPS) {
@@ -180,7 +239,7 @@ template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_q(dow
         for (int r = 0; r < R; r++)
             acc[r] = fmaf(orders[warp].pair[k].weight, part[r][0], acc[r]);
     }
-    down_finish(a, acc, first, t);
+    down_finish(a, acc, first, t, added);
 }
 
 /* N chunks of a byte stream on their way, as in stager. */
@@ -218,6 +277,7 @@ template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_flat(
     __shared__ float parts[DOWN_WARPS][R * 32], sums[DOWN_WARPS][R];
     __shared__ order orders[DOWN_WARPS];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, first = blockIdx.x * R, t = blockIdx.y;
+    const float added = down_added(a, first, R, t);
     const uint32_t n = sort_pairs(a.of, t, orders[warp]);
     const uint32_t per_row = a.ff / 64, n_rows = min((uint32_t)R, a.out - first), units = n_rows * per_row,
                    bytes = n_rows * row_length<W>(a.ff);
@@ -261,13 +321,14 @@ template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_flat(
     if (lane % 4 == 0)
         sums[warp][lane / 4] = acc;
     __syncthreads();
-    down_store(a, sums, first, t);
+    down_store(a, sums, first, t, added);
 }
 
 template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_f(down_args a) {
     constexpr int R = DOWN_ROWS;
     __shared__ order orders[DOWN_WARPS];
     const uint32_t warp = threadIdx.x / 32, first = blockIdx.x * R, t = blockIdx.y;
+    const float added = down_added(a, first, R, t);
     const uint32_t n = sort_pairs(a.of, t, orders[warp]);
     float acc[R] = {};
     for (uint32_t k = warp; k < n; k += DOWN_WARPS) {
@@ -282,7 +343,7 @@ template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_f(dow
         for (int r = 0; r < R; r++)
             acc[r] = fmaf(orders[warp].pair[k].weight, part[r][0], acc[r]);
     }
-    down_finish(a, acc, first, t);
+    down_finish(a, acc, first, t, added);
 }
 
 struct family {

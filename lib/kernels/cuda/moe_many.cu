@@ -8,7 +8,7 @@
  *
  * The order of a row's sum depends neither on tiles, slices and chunks nor on how the experts are cut into ranges, where each
  * range adds to the one before. Scratch, per token: 8 bytes for each element of the longest row for hidden rows, and as many
- * for the slice; where the hidden rows of all pairs need more (used * n_ff > 4 * longest row), the sorted pairs are done a
+ * and PS_CUDA_MOE_MANY_ROOM for the slice; where the hidden rows of all pairs need more (used * n_ff > 4 * longest row), the sorted pairs are done a
  * chunk after the other. */
 #include "kernels/cuda/moe_many.cuh"
 
@@ -248,19 +248,18 @@ cudaError_t shape_of(const many_family &f, int size, shape *out) {
         return e;
     const uint32_t slack = 2048; /* what the kernel declares, and what the system takes */
     for (int pass = 0; pass < 2; pass++)
-        for (uint32_t warps = MANY_WARPS; warps >= 2; warps /= 2)
-            for (uint32_t stages = f.raw_stages; stages >= 1; stages = stages > 1 ? 1 : 0) {
-                const uint32_t shared =
-                    many_tokens[size] * MANY_X_ROW * MANY_X_STAGES + warps * stages * 32 * f.raw_row;
-                const bool fits = pass == 0
-                                      ? stages > 1 && warps >= 4 && 2 * (shared + slack) <= (uint32_t)all &&
-                                            shared + slack <= (uint32_t)block
-                                      : shared + slack <= (uint32_t)block;
-                if (fits) {
-                    *out = {warps, stages, shared};
-                    return cudaFuncSetAttribute((const void *)f.kernel[size],
-                                                cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-                }
+        for (uint32_t stages = f.raw_stages[size]; stages >= 1; stages = stages > 1 ? 1 : 0)
+            for (uint32_t warps = MANY_WARPS; warps >= 2; warps /= 2) {
+                const uint32_t shared = many_tokens[size] * MANY_X_ROW * many_x_stages(many_tokens[size]) +
+                                        warps * stages * 32 * f.raw_row;
+                /* Blocks of the largest tiles have the registers of a multiprocessor to themselves. */
+                const bool two = size + 1 < MANY_SIZES && stages > 1 && warps >= 4 &&
+                                 2 * (shared + slack) <= (uint32_t)all;
+                if (shared + slack > (uint32_t)block || (pass == 0 && !two))
+                    continue;
+                *out = {warps, stages, shared};
+                return cudaFuncSetAttribute((const void *)f.kernel[size],
+                                            cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
             }
     return cudaErrorNotSupported;
 }
@@ -309,6 +308,7 @@ layout layout_of(const ps_kargs *a, uint32_t pairs, uint32_t ff, uint32_t out, u
     for (const ps_xarg &x : a->src)
         longest = x.cols > longest ? x.cols : longest;
     const uint64_t room = PS_CUDA_MOE_MANY_COL / 2 * a->n_tokens * longest;
+    const uint64_t part_room = room + PS_CUDA_MOE_MANY_ROOM;
     layout l;
     uint8_t *at = a->scratch;
     const auto take = [&](uint64_t bytes) {
@@ -327,8 +327,8 @@ layout layout_of(const ps_kargs *a, uint32_t pairs, uint32_t ff, uint32_t out, u
     l.chunk = (uint32_t)(most < pairs ? most : pairs);
     l.hidden = take(l.chunk * (l.hidden_stride + l.exponents_stride));
     l.exponents = l.hidden + l.chunk * l.hidden_stride;
-    l.part = (float *)take(room);
-    const uint64_t cols = room / 4 / (l.chunk ? l.chunk : 1);
+    l.part = (float *)take(part_room);
+    const uint64_t cols = part_room / 4 / (l.chunk ? l.chunk : 1);
     l.slice = cols >= out ? out : (uint32_t)(cols >= 256 ? cols / 256 * 256 : cols / 4 * 4);
     return l;
 }

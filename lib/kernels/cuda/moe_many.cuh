@@ -2,7 +2,7 @@
  * matrix, on tensor cores. A block makes one tile: up to BT token rows x 32 weight rows per warp. For gate and up the 32 are
  * 16 of each and what is stored is act(gate) * up.
  *
- * Shared memory: three stages of token rows (64 halfs each), filled by all threads; and of each warp its own weight rows as
+ * Shared memory: stages of token rows (64 halfs each), filled by all threads; and of each warp its own weight rows as
  * they are in the file, from where they are decoded into registers (dequant_tile.cuh), so weights take part in no barrier.
  * The order of a sum is that of the inner dimension, whatever the tile. */
 #ifndef PS_KERNELS_CUDA_MOE_MANY_CUH
@@ -14,8 +14,7 @@
 namespace psc {
 
 enum {
-    MANY_STEP = 64, /* of the inner dimension between two barriers */
-    MANY_X_STAGES = 3,
+    MANY_STEP = 64,                  /* of the inner dimension between two barriers */
     MANY_X_ROW = 2 * MANY_STEP + 32, /* bytes: neighbouring rows start 8 banks apart */
     MANY_WARPS = 8,                  /* most */
     MANY_BLOCK_COLS = 16,            /* hidden columns that share an exponent */
@@ -52,19 +51,28 @@ enum { MANY_SIZES = 3 };
 static const uint32_t many_tokens[MANY_SIZES] = {32, 64, 128};
 struct many_family {
     ps_dtype type;
-    uint32_t raw_row, raw_stages; /* bytes; stages that hide the latency */
+    uint32_t raw_row, raw_stages[MANY_SIZES]; /* bytes; stages that hide the latency */
     many_fn kernel[MANY_SIZES];
 };
 /* By folder of types, each its own file: they take long to compile. */
 enum { MANY_F = 3, MANY_Q = 5, MANY_K = 3 };
 extern const many_family many_f[MANY_F], many_q[MANY_Q], many_k[MANY_K];
 
+/* Stages of token rows: small tiles compute little between two barriers, so more must be on its way. A commit holds the rows of
+ * one step and, where a chunk begins, weights; commits arrive in order, so weights are asked for as far ahead as rows. */
+__host__ __device__ constexpr uint32_t many_x_stages(uint32_t tokens) {
+    return tokens == 32 ? 4 : 3;
+}
 template <class W> struct many_raw {
-    static constexpr uint32_t STEPS = W::CHUNK / MANY_STEP, STAGES = STEPS == 1 ? 3 : 2;
+    static constexpr uint32_t STEPS = W::CHUNK / MANY_STEP;
+    static constexpr uint32_t stages(uint32_t tokens) {
+        return (many_x_stages(tokens) - 1 + STEPS - 1) / STEPS + 1;
+    }
 };
 #define PS_MANY_FAMILY(id, W)                                                                                \
     {                                                                                                        \
-        PS_DTYPE_##id, tile::raw<W>::ROW, many_raw<W>::STAGES, {                                             \
+        PS_DTYPE_##id, tile::raw<W>::ROW,                                                                    \
+            {many_raw<W>::stages(32), many_raw<W>::stages(64), many_raw<W>::stages(128)}, {                  \
             many<W, 32, true>, many<W, 64, true>, many<W, 128, false>                                        \
         }                                                                                                    \
     }
@@ -97,7 +105,7 @@ __device__ __forceinline__ void many_load_raw(const many_args &a, const many_row
         const uint32_t lead = (uint32_t)(uintptr_t)p & 15;
         p = p - lead + at;
         if (at < bytes + lead)
-            copy_async(to + r * ROW + at, p, p + 16 <= end ? 16u : (uint32_t)(end - p));
+            copy_async_row(to + r * ROW + at, p, p + 16 <= end ? 16u : (uint32_t)(end - p));
     }
 }
 
@@ -178,8 +186,8 @@ __device__ __forceinline__ void many_store(const many_args &a, const float (&acc
  * blocks share a multiprocessor. */
 template <class W, int BT, bool TWO>
 __global__ void __launch_bounds__(32 * MANY_WARPS, TWO ? 2 : 1) many(many_args a) {
-    constexpr uint32_t X_STAGE = BT * MANY_X_ROW, ROW = tile::raw<W>::ROW, RAW = 32 * ROW,
-                       S = many_raw<W>::STEPS;
+    constexpr uint32_t X_STAGES = many_x_stages(BT), X_STAGE = BT * MANY_X_ROW, ROW = tile::raw<W>::ROW,
+                       RAW = 32 * ROW, S = many_raw<W>::STEPS;
     PS_DYNAMIC_SHARED(16, uint8_t, memory);
     __shared__ float scale[BT];
     __shared__ const uint8_t *x_at[BT];
@@ -201,7 +209,7 @@ __global__ void __launch_bounds__(32 * MANY_WARPS, TWO ? 2 : 1) many(many_args a
     const uint32_t col0 = (blockIdx.x * n_warps + warp) * (glu ? 16 : 32); /* counted from row0 */
     const many_rows m = {expert_at(a.w, (int32_t)tl.expert),
                          glu ? expert_at(a.up, (int32_t)tl.expert) : nullptr, a.row0 + col0};
-    uint8_t *raw = memory + MANY_X_STAGES * X_STAGE + warp * a.raw_stages * RAW;
+    uint8_t *raw = memory + X_STAGES * X_STAGE + warp * a.raw_stages * RAW;
     /* This lane's four rows. */
     uint32_t low[4];
 #pragma unroll
@@ -212,7 +220,7 @@ __global__ void __launch_bounds__(32 * MANY_WARPS, TWO ? 2 : 1) many(many_args a
     const uint32_t n_steps = (a.k + MANY_STEP - 1) / MANY_STEP, n_chunks = (n_steps + S - 1) / S,
                    x_rows = min((n + 7) / 8 * 8, (uint32_t)BT), ahead = a.raw_stages - 1;
     const auto load_x = [&](uint32_t step) {
-        uint8_t *to = memory + step % MANY_X_STAGES * X_STAGE;
+        uint8_t *to = memory + step % X_STAGES * X_STAGE;
         for (uint32_t q = threadIdx.x; q < x_rows * 8; q += blockDim.x) {
             const uint32_t r = q / 8, k0 = step * MANY_STEP + q % 8 * 8;
             const uint8_t *p = x_at[r];
@@ -220,7 +228,7 @@ __global__ void __launch_bounds__(32 * MANY_WARPS, TWO ? 2 : 1) many(many_args a
             copy_async(to + r * MANY_X_ROW + q % 8 * 16, left ? p + 2 * (uint64_t)k0 : a.x, 2 * left);
         }
     };
-    for (uint32_t i = 0; i < MANY_X_STAGES - 1; i++) {
+    for (uint32_t i = 0; i < X_STAGES - 1; i++) {
         if (i < n_steps)
             load_x(i);
         for (uint32_t r = 0; i == 0 && r < ahead && r < n_chunks; r++)
@@ -235,15 +243,15 @@ __global__ void __launch_bounds__(32 * MANY_WARPS, TWO ? 2 : 1) many(many_args a
             copy_commit();
             copy_wait<0>();
         } else {
-            copy_wait<MANY_X_STAGES - 2>();
+            copy_wait<X_STAGES - 2>();
         }
         __syncthreads();
-        if (step + MANY_X_STAGES - 1 < n_steps)
-            load_x(step + MANY_X_STAGES - 1);
+        if (step + X_STAGES - 1 < n_steps)
+            load_x(step + X_STAGES - 1);
         if (step % S == 0 && ahead != 0 && chunk + ahead < n_chunks)
             many_load_raw<W>(a, m, chunk + ahead, raw + (chunk + ahead) % a.raw_stages * RAW);
         copy_commit();
-        const uint8_t *xs = memory + step % MANY_X_STAGES * X_STAGE + g * MANY_X_ROW + 8 * c;
+        const uint8_t *xs = memory + step % X_STAGES * X_STAGE + g * MANY_X_ROW + 8 * c;
         const uint8_t *ws = raw + chunk % a.raw_stages * RAW + g * ROW;
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
@@ -258,20 +266,29 @@ __global__ void __launch_bounds__(32 * MANY_WARPS, TWO ? 2 : 1) many(many_args a
                 if (a.k - k0 < 32)
                     many_mask(f[i], a.k - k0, c);
             }
+            /* 32 tokens at a time: their operands are asked for together. */
 #pragma unroll
-            for (int s = 0; s < 2; s++)
+            for (int j0 = 0; j0 < BT / 8; j0 += 4) {
+                if (8 * j0 >= (int)n)
+                    break;
+                uint2 b[4][2];
 #pragma unroll
-                for (int j = 0; j < BT / 8; j++) {
-                    if (8 * j >= (int)n)
-                        break;
-                    const uint2 b = *(const uint2 *)(xs + 8 * j * MANY_X_ROW + 64 * half + 32 * s);
+                for (int j = 0; j < 4; j++)
 #pragma unroll
-                    for (int m = 0; m < 2; m++) {
-                        const uint32_t w[4] = {f[2 * m][2 * s], f[2 * m + 1][2 * s], f[2 * m][2 * s + 1],
-                                               f[2 * m + 1][2 * s + 1]};
-                        multiply(acc[m][j], w, b.x, b.y);
+                    for (int s = 0; s < 2; s++)
+                        b[j][s] = *(const uint2 *)(xs + 8 * (j0 + j) * MANY_X_ROW + 64 * half + 32 * s);
+#pragma unroll
+                for (int s = 0; s < 2; s++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+#pragma unroll
+                        for (int m = 0; m < 2; m++) {
+                            const uint32_t w[4] = {f[2 * m][2 * s], f[2 * m + 1][2 * s], f[2 * m][2 * s + 1],
+                                                   f[2 * m + 1][2 * s + 1]};
+                            multiply(acc[m][j0 + j], w, b[j][s].x, b[j][s].y);
+                        }
                     }
-                }
+            }
         }
     }
     copy_wait<0>();

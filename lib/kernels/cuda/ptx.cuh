@@ -59,6 +59,17 @@ __device__ __forceinline__ void copy_async(void *dst, const void *src, uint32_t 
     *(uint4 *)dst = v;
 #endif
 }
+/* The same for rows that are read a little at a time, in steps of the inner dimension: the L2 cache fetches the 256 bytes
+ * around, so that device memory is read in whole lines and the next steps find theirs in the cache. */
+__device__ __forceinline__ void copy_async_row(void *dst, const void *src, uint32_t bytes) {
+#if PS_ARCH >= 800 && !defined PS_CUDA_ON_HOST
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(dst)),
+                 "l"(src), "r"(bytes)
+                 : "memory");
+#else
+    copy_async(dst, src, bytes);
+#endif
+}
 /* All 16 bytes, or zeros. */
 __device__ __forceinline__ void copy_or_zero(void *dst, const void *src, bool there) {
 #ifdef PS_CUDA_ON_HOST
@@ -154,6 +165,15 @@ __device__ __forceinline__ float power2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+#endif
+}
+
+/* The line of 128 bytes around an address of global memory will be read. */
+__device__ __forceinline__ void prefetch(const void *p) {
+#ifdef PS_CUDA_ON_HOST
+    (void)p;
+#else
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
 #endif
 }
 

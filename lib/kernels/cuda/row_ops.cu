@@ -6,7 +6,13 @@
 namespace psc {
 namespace {
 
-enum { BLOCK = 256, NORM_VECTORS = 4 };
+/* Blocks of a norm that share a multiprocessor, which takes 1024 threads in compute capability 7.5. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+enum { NORM_BLOCKS = 2 };
+#else
+enum { NORM_BLOCKS = 3 };
+#endif
+enum { BLOCK = 256, NORM_THREADS = 512, NORM_VECTORS = 8 };
 
 /* 1 / rms of len elements whose squares sum to `sum`; where the squares leave the range of floats they are summed
  * again, scaled by a power of two: value = in * pre * scale. at(i): element i of this thread's, n of them. */
@@ -35,10 +41,10 @@ __device__ __forceinline__ void norm_scale(float sum, uint32_t len, float eps, u
     *scale = (float)(1.0 / sqrt((double)sum / (double)len + e));
 }
 
-/* Four elements of row t in the format of y; Q8: 8 lanes make a group. */
+/* Four elements of row t in the format of y; Q8: all lanes of the warp take part. */
 __device__ __forceinline__ void store_four(const rows &y, uint64_t t, uint32_t col, float4 v, ps_fmt fmt) {
     if (fmt == PS_FMT_Q8)
-        quantize_four(y, t, col, v);
+        quantize_four(y, t, col, v, true);
     else if (fmt == PS_FMT_F32)
         *(float4 *)(row_f32(y, t) + col) = v;
     else
@@ -146,7 +152,7 @@ __device__ __forceinline__ void norm_group(const rows &x, const rows &residual, 
 #pragma unroll
     for (int k = 0; k < V; k++) {
         const uint32_t i = me + k * n;
-        if (i >= n4) /* whole groups of 8 lanes: len is a multiple of 128 */
+        if (i >= n4) /* whole warps: len is a multiple of 128 */
             continue;
         const float4 g = w4[i];
         v[k] = make_float4(v[k].x * pre * scale * g.x, v[k].y * pre * scale * g.y, v[k].z * pre * scale * g.z,
@@ -173,10 +179,11 @@ __device__ __forceinline__ void norm_group(const rows &x, const rows &residual, 
 }
 
 /* Block (g, t). */
-__global__ void __launch_bounds__(1024)
+template <int V>
+__global__ void __launch_bounds__(NORM_THREADS, V <= 2 ? NORM_BLOCKS : 2)
     rmsnorm4(rows x, rows residual, rows y, const float *w, uint32_t len, float eps, ps_fmt fmt) {
     __shared__ float shared[32];
-    norm_group<NORM_VECTORS, false>(x, residual, y, w, len, eps, fmt, blockIdx.y, blockIdx.x * len, shared);
+    norm_group<V, false>(x, residual, y, w, len, eps, fmt, blockIdx.y, blockIdx.x * len, shared);
 }
 /* Block (groups, t), a warp per group of 128 V elements at most: rows of heads. */
 template <int V>
@@ -333,9 +340,16 @@ template <class OP>
 __global__ void __launch_bounds__(BLOCK)
     map_fours(OP op, rows x, rows x2, rows y, ps_fmt fmt, const uint32_t *source) {
     const uint32_t t = blockIdx.y, i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < x.cols / 4)
-        store_four(y, t, 4 * i,
-                   four(op, row_f32(x, source ? source[t] : t), x2.data ? row_f32(x2, t) : nullptr, i), fmt);
+    const bool here = i < x.cols / 4;
+    if (fmt != PS_FMT_Q8 && !here)
+        return;
+    const float4 v = here
+                         ? four(op, row_f32(x, source ? source[t] : t), x2.data ? row_f32(x2, t) : nullptr, i)
+                         : make_float4(0, 0, 0, 0);
+    if (fmt == PS_FMT_Q8)
+        quantize_four(y, t, 4 * i, v, here);
+    else
+        store_four(y, t, 4 * i, v, fmt);
 }
 
 /* To F16S, block t: written as if the scale were 1, and once more where it is not. */
@@ -403,11 +417,13 @@ template <class OP> cudaError_t map(OP op, const ps_kargs *a, const ps_cuda_on *
 cudaError_t launch_rmsnorm(const ps_kargs *a, const ps_cuda_on *on) {
     if (!a) {
         cudaError_t e = load(rmsnorm);
-        e = e ? e : load(rmsnorm4);
+        e = e ? e : load(rmsnorm4<1>);
+        e = e ? e : load(rmsnorm4<2>);
+        e = e ? e : load(rmsnorm4<4>);
+        e = e ? e : load(rmsnorm4<8>);
         e = e ? e : load(rmsnorm_groups_f16s);
         e = e ? e : load(rmsnorm_heads<1>);
-        e = e ? e : load(rmsnorm_heads<2>);
-        return e ? e : load(rmsnorm_heads<4>);
+        return e ? e : load(rmsnorm_heads<2>);
     }
     const uint32_t len = (uint32_t)a->w[0].cols, groups = (uint32_t)(a->src[0].cols / len);
     const ps_fmt fmt = a->dst.fmt;
@@ -423,13 +439,17 @@ cudaError_t launch_rmsnorm(const ps_kargs *a, const ps_cuda_on *on) {
     }
     void (*kernel)(rows, rows, rows, const float *, uint32_t, float, ps_fmt) = rmsnorm;
     uint32_t threads = len <= 128 ? 32 : len <= 2048 ? 256 : 1024, blocks = groups;
-    if (len % 128 == 0 && len <= 512 && at_16(a->src[0]) && at_16(a->src[1]) && at_16(a->dst)) {
-        kernel = len == 128 ? rmsnorm_heads<1> : len == 256 ? rmsnorm_heads<2> : rmsnorm_heads<4>;
+    if ((len == 128 || len == 256) && at_16(a->src[0]) && at_16(a->src[1]) && at_16(a->dst)) {
+        kernel = len == 128 ? rmsnorm_heads<1> : rmsnorm_heads<2>;
         threads = BLOCK, blocks = (groups + BLOCK / 32 - 1) / (BLOCK / 32);
-    } else if (len % 128 == 0 && len <= 1024 * 4 * NORM_VECTORS && at_16(a->src[0]) && at_16(a->src[1]) &&
-               at_16(a->dst)) {
-        kernel = rmsnorm4;
-        threads = (len + 128 * NORM_VECTORS - 1) / (128 * NORM_VECTORS) * 32;
+    } else if (len % 128 == 0 && len <= NORM_THREADS * 4 * NORM_VECTORS && at_16(a->src[0]) &&
+               at_16(a->src[1]) && at_16(a->dst)) {
+        const uint32_t vectors = (len + 4 * NORM_THREADS - 1) / (4 * NORM_THREADS);
+        kernel = vectors == 1   ? rmsnorm4<1>
+                 : vectors == 2 ? rmsnorm4<2>
+                 : vectors <= 4 ? rmsnorm4<4>
+                                : rmsnorm4<8>;
+        threads = len < 4 * NORM_THREADS ? len / 4 : NORM_THREADS;
     }
     PS_LAUNCH(kernel, dim3(blocks, a->n_tokens), threads, 0, stream_of(on))
     (rows_of(a->src[0]), rows_of(a->src[1]), rows_of(a->dst), (const float *)a->w[0].data, len,

@@ -35,29 +35,29 @@ __global__ void __launch_bounds__(THREADS) argmax(rows x, rows y) {
     const uint32_t t = blockIdx.x, lane = threadIdx.x & 31;
     const float *row = row_f32(x, t);
     const uint32_t n4 = (uintptr_t)row % 16 == 0 ? x.cols / 4 : 0;
-    unsigned long long best = 0;
+    /* Ids ascend, so of equal logits the first stays; nothing is above -infinity, so a thread may end without any: token 0,
+     * which is the answer where all do. */
+    float top = -INFINITY;
+    uint32_t top_id = 0;
     for (uint32_t i0 = threadIdx.x; i0 < n4; i0 += 4 * THREADS) {
         float4 v[4];
 #pragma unroll
         for (int k = 0; k < 4; k++)
             v[k] = i0 + k * THREADS < n4 ? ((const float4 *)row)[i0 + k * THREADS]
-                                         : make_float4(NAN, NAN, NAN, NAN);
+                                         : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const uint32_t id = 4 * (i0 + k * THREADS);
             const float f[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
 #pragma unroll
             for (uint32_t j = 0; j < 4; j++)
-                if (id + j < x.cols) {
-                    const unsigned long long key = key_of(f[j], id + j);
-                    best = key > best ? key : best;
-                }
+                if (f[j] > top)
+                    top = f[j], top_id = 4 * (i0 + k * THREADS) + j;
         }
     }
-    for (uint32_t i = 4 * n4 + threadIdx.x; i < x.cols; i += THREADS) {
-        const unsigned long long key = key_of(row[i], i);
-        best = key > best ? key : best;
-    }
+    for (uint32_t i = 4 * n4 + threadIdx.x; i < x.cols; i += THREADS)
+        if (row[i] > top)
+            top = row[i], top_id = i;
+    unsigned long long best = key_of(top, top_id);
     best = warp_max_key(best);
     if (lane == 0)
         shared[threadIdx.x / 32] = best;

@@ -6,544 +6,12 @@
  * resident as fits. So that a larger budget is never slower, nothing between two points may be faster than the second. */
 #include "plan/search.h"
 
-#include <math.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { POINTS = 64, CELLS = 10, MIN_STEP = 512, FIT_ROUNDS = 8, VERIFY_ROUNDS = 6, PASSES = 6 };
-static const double work_share = 1.0 / 3;
-/* Better by more than what predictions are good for: of near equals the simpler stays. */
-static const double clearly = 0.9995, another_path = 0.997;
+#include "plan/climb.h"
 
-/* What was found at a point. */
-typedef struct found {
-    uint64_t point;
-    uint32_t n_threads;
-    ps_path path;
-    bool alone; /* without what its neighbours found */
-    bool feasible;
-    ps_schedule s;
-} found;
-
-struct ps_search {
-    ps_building *b;
-    ps_trial *trial;
-    ps_level_request lr;
-    uint64_t least, apart; /* the first point, and the distance of the others: multiples of PS_VRAM_ALIGN */
-    uint64_t last;         /* the last point: with that everything is resident */
-    bool small;            /* so few points that each is searched in full, from more beginnings */
-    uint64_t per_cell;     /* points from one that is searched in full to the next */
-    found *found;
-    uint32_t n_found, room;
-    uint64_t looked_at;
-};
-
-static uint64_t up(uint64_t bytes, uint64_t unit) {
-    return bytes > UINT64_MAX / 2 ? UINT64_MAX / 2 / unit * unit : (bytes + unit - 1) / unit * unit;
-}
-
-/* ---- a schedule at some bytes ---- */
-
-static ps_status times(ps_search *s, ps_schedule *c) {
-    s->looked_at++;
-    return ps_trial_time(s->trial, c);
-}
-
-/* Nothing resident but what must be. False in *out: not even that fits. */
-static ps_status bare(ps_search *s, ps_schedule *c, uint64_t avail, bool exact, bool *out) {
-    memset(&c->mix, 0, sizeof c->mix);
-    c->n_kv = 0;
-    ps_status status = ps_trial_work(s->trial, c, exact, &c->work_bytes);
-    uint64_t small = up(ps_trial_units(s->trial)->small_bytes, PS_VRAM_ALIGN), work = c->work_bytes;
-    *out = !status && work != UINT64_MAX && up(work, PS_VRAM_ALIGN) <= avail &&
-           small <= avail - up(work, PS_VRAM_ALIGN);
-    return status;
-}
-
-/* Mix and work arena that go together: each changes the other. The work arena grows until what is then resident needs no more,
- * beginning with c->work_bytes; where that was too much, once with what is needed. False in *out: nothing fits. */
-static ps_status fit(ps_search *s, ps_schedule *c, uint64_t avail, bool exact, bool *out) {
-    ps_schedule kept = *c;
-    *out = false;
-    for (int round = 0; round < FIT_ROUNDS && ps_trial_fill(s->trial, c, avail); round++) {
-        uint64_t now;
-        ps_status status = ps_trial_work(s->trial, c, exact, &now);
-        if (status)
-            return status;
-        if (now == UINT64_MAX)
-            break;
-        now += exact ? 0 : c->extra_bytes;
-        if (now > c->work_bytes && *out)
-            break; /* what was to gain does not fit */
-        if (now > c->work_bytes) {
-            c->work_bytes = now;
-            continue;
-        }
-        kept = *c;
-        *out = true;
-        if (now + PS_VRAM_ALIGN > c->work_bytes)
-            break;
-        c->work_bytes = now;
-    }
-    *c = kept;
-    return *out ? PS_OK : bare(s, c, avail, exact, out);
-}
-
-/* The longest step whose work arena leaves enough for weights, nothing resident. */
-static ps_status shorten(ps_search *s, ps_schedule *c, uint64_t avail) {
-    for (;;) {
-        memset(&c->mix, 0, sizeof c->mix);
-        c->n_kv = 0;
-        ps_status status = ps_trial_work(s->trial, c, false, &c->work_bytes);
-        uint64_t small = ps_trial_units(s->trial)->small_bytes, work = c->work_bytes;
-        if (status)
-            return status;
-        bool tight = work > (uint64_t)((double)avail * work_share);
-        bool never = work == UINT64_MAX || up(work, PS_VRAM_ALIGN) + up(small, PS_VRAM_ALIGN) > avail;
-        if (!tight || c->max_step <= (never ? PS_PLAN_DECODE_TOKENS : MIN_STEP))
-            return PS_OK;
-        uint32_t to = 1;
-        while (to * 2 < c->max_step)
-            to *= 2;
-        c->max_step = to;
-    }
-}
-
-static void family_rules(const ps_search *s, ps_family f, ps_schedule *c) {
-    uint32_t outputs = s->b->q->max_outputs ? s->b->q->max_outputs : s->lr.n_seqs;
-    uint32_t decode = ps_decode_tokens(&s->lr, c->max_step),
-             prompt = ps_prompt_tokens(s->b->q, &s->lr, c->max_step);
-    c->decode = ps_family_rule(f, decode, outputs < decode ? outputs : decode);
-    c->prompt = ps_family_rule(f, prompt, outputs < prompt ? outputs : prompt);
-}
-
-/* A family by itself. *out: it fits. */
-static ps_status of_family(ps_search *s, ps_family f, uint64_t avail, uint32_t n_threads, ps_path path,
-                           bool exact, ps_schedule *c, bool *out) {
-    memset(c, 0, sizeof *c);
-    c->n_threads = n_threads;
-    c->path = path == PS_PATH_COUNT ? PS_PATH_ALL_ATTN_HEAD_NEXT : path;
-    c->kv_policy = PS_KV_POLICY_WITH_ATTN;
-    c->base_bytes = ps_gpu_base_bytes(s->b->q->profile);
-    uint64_t most = ps_longest_step(s->b->q, &s->lr), limit = ps_family_max_step(f);
-    c->max_step = (uint32_t)(most < limit ? most : limit);
-    c->workload_s = INFINITY;
-    family_rules(s, f, c);
-    *out = false;
-    ps_status status = shorten(s, c, avail);
-    while (!status) {
-        family_rules(s, f, c);
-        status = fit(s, c, avail, exact, out);
-        if (status || *out || c->max_step <= PS_PLAN_DECODE_TOKENS)
-            break;
-        /* Products of resident weights can want more scratch than streamed ones: shorter steps take less. */
-        uint32_t to = 1;
-        while (to * 2 < c->max_step)
-            to *= 2;
-        c->max_step = to;
-        family_rules(s, f, c);
-        memset(&c->mix, 0, sizeof c->mix);
-        c->n_kv = 0;
-        status = ps_trial_work(s->trial, c, exact, &c->work_bytes);
-    }
-    if (!status && *out)
-        status = times(s, c);
-    *out = *out && isfinite(c->workload_s);
-    if (!*out)
-        c->workload_s = INFINITY;
-    return status;
-}
-
-/* ---- moves ---- */
-
-/* What a move changes. */
-enum { TIMES = 1, WORK = 2, SHAPE = 4 };
-
-/* One coordinate of a schedule: `to` values of it are tried in turn, or it goes up and down. */
-typedef struct move {
-    uint32_t *at;
-    int32_t *shift; /* instead: by `by` */
-    int32_t by;
-    uint32_t to;
-    int changes;
-} move;
-
-enum { MAX_MOVES = 128 };
-
-static void add_value(move *m, uint32_t *n, uint32_t *at, uint32_t to, int changes) {
-    if (*n < MAX_MOVES && *at != to)
-        m[(*n)++] = (move){.at = at, .to = to, .changes = changes};
-}
-
-static void add_shift(move *m, uint32_t *n, int32_t *at, int changes) {
-    static const int32_t by[] = {8, -8, 2, -2, 1, -1};
-    for (size_t i = 0; i < sizeof by / sizeof by[0] && *n < MAX_MOVES; i++)
-        m[(*n)++] = (move){.shift = at, .by = by[i], .changes = changes};
-}
-
-static void rule_moves(const ps_search *s, const ps_schedule *c, ps_rule *r, uint32_t tokens, move *m,
-                       uint32_t *n) {
-    const ps_resident_units *u = ps_trial_units(s->trial);
-    bool few = tokens <= PS_PLAN_DECODE_TOKENS, tiles = tokens > PS_TILE_TOKENS;
-    bool moe = u->model->layers[0].n_expert != 0;
-    bool attn = c->mix.n_attn < u->model->n_layers, ffn = c->mix.n_ffn < u->n_ffn,
-         head = c->mix.n_head < u->n_head;
-    if (tiles) /* the CPU has no part, and there are no slots in turn */
-        attn = ffn = false;
-    if (ffn) {
-        add_value(m, n, &r->ffn, PS_SHARE_BALANCED, WORK);
-        add_value(m, n, &r->ffn, PS_SHARE_ALL, WORK);
-        add_value(m, n, &r->ffn, PS_SHARE_NONE, WORK);
-        if (few) {
-            add_value(m, n, &r->bus, PS_WHERE_DIRECT, WORK);
-            add_value(m, n, &r->bus, PS_WHERE_STREAM, WORK);
-        }
-        if (moe && r->bus == PS_WHERE_DIRECT && r->ffn == PS_SHARE_BALANCED)
-            add_shift(m, n, &r->direct_shift, TIMES);
-        else if (!moe || r->bus == PS_WHERE_STREAM) {
-            add_shift(m, n, &r->ffn_shift, r->bus == PS_WHERE_STREAM ? WORK : TIMES);
-            if (c->mix.n_ffn % u->model->n_layers)
-                add_shift(m, n, &r->ffn_shift_more, r->bus == PS_WHERE_STREAM ? WORK : TIMES);
-        }
-    }
-    if (attn) {
-        add_value(m, n, &r->attn, PS_WHERE_STREAM, WORK);
-        if (few)
-            add_value(m, n, &r->attn, PS_WHERE_DIRECT, WORK);
-        add_value(m, n, &r->attn, PS_WHERE_HOST, WORK);
-    }
-    if (head) {
-        add_value(m, n, &r->head, PS_SHARE_BALANCED, WORK);
-        add_value(m, n, &r->head, PS_SHARE_ALL, WORK);
-        add_value(m, n, &r->head, PS_SHARE_NONE, WORK);
-        if (few) {
-            add_value(m, n, &r->head_bus, PS_WHERE_DIRECT, WORK);
-            add_value(m, n, &r->head_bus, PS_WHERE_STREAM, WORK);
-        }
-        add_shift(m, n, &r->head_shift, r->head_bus == PS_WHERE_STREAM ? WORK : TIMES);
-    }
-    if (attn || ffn) {
-        static const uint32_t slots[] = {2, 3, 4};
-        for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++)
-            add_value(m, n, &r->n_slots, slots[i], WORK);
-    }
-}
-
-/* All moves from *c, whose fields they point into. */
-static uint32_t moves_of(const ps_search *s, ps_schedule *c, ps_path path, move *m) {
-    enum { NEVER = 3 }; /* the head: that gains next to nothing where it is a small part */
-    const ps_resident_units *u = ps_trial_units(s->trial);
-    uint32_t n = 0;
-    bool all = c->mix.n_attn == u->model->n_layers && c->mix.n_head == u->n_head && c->mix.n_ffn == u->n_ffn;
-    if (!all || c->n_kv < u->model->n_layers) {
-        for (uint32_t p = 0; p < PS_PATH_COUNT; p++)
-            if (path == PS_PATH_COUNT && !all && (s->small || p % PS_PATH_HEADS != NEVER))
-                add_value(m, &n, &c->path, p, SHAPE);
-        for (uint32_t k = 0; k < PS_KV_POLICY_COUNT; k++)
-            add_value(m, &n, &c->kv_policy, k, SHAPE);
-    }
-    uint32_t decode = ps_decode_tokens(&s->lr, c->max_step),
-             prompt = ps_prompt_tokens(s->b->q, &s->lr, c->max_step);
-    rule_moves(s, c, &c->decode, decode, m, &n);
-    if (prompt != decode)
-        rule_moves(s, c, &c->prompt, prompt, m, &n);
-    uint32_t shorter = 1;
-    while (shorter * 2 < c->max_step)
-        shorter *= 2;
-    if (!all && shorter >= MIN_STEP && shorter >= prompt)
-        add_value(m, &n, &c->max_step, shorter, SHAPE);
-    return n;
-}
-
-/* What a changed schedule comes to. */
-static ps_status look_at(ps_search *s, ps_schedule *c, int changes, uint64_t avail) {
-    bool fits = true;
-    ps_status status = PS_OK;
-    c->workload_s = INFINITY;
-    if (changes != TIMES) {
-        uint64_t before = c->work_bytes;
-        status = ps_trial_work(s->trial, c, false, &c->work_bytes);
-        if (!status && c->work_bytes != UINT64_MAX)
-            c->work_bytes += c->extra_bytes;
-        if (!status && (changes == SHAPE || c->work_bytes != before))
-            status = fit(s, c, avail, false, &fits);
-    }
-    return status || !fits || c->work_bytes == UINT64_MAX ? status : times(s, c);
-}
-
-/* Families' rules for a tier as moves. */
-static ps_status try_rules(ps_search *s, ps_schedule *best, uint64_t avail, bool *out_better) {
-    for (int f = 0; f < PS_FAMILY_COUNT; f++)
-        for (int which = 0; which < 2; which++) {
-            ps_schedule c = *best, rules = *best;
-            if (which && ps_prompt_tokens(s->b->q, &s->lr, best->max_step) > ps_family_max_step((ps_family)f))
-                continue;
-            family_rules(s, (ps_family)f, &rules);
-            if (which)
-                c.prompt = rules.prompt;
-            else
-                c.decode = rules.decode;
-            if (memcmp(&c, best, sizeof c) == 0)
-                continue;
-            ps_status status = look_at(s, &c, WORK, avail);
-            if (status)
-                return status;
-            if (c.workload_s < best->workload_s * clearly) {
-                *best = c;
-                *out_better = true;
-            }
-        }
-    return PS_OK;
-}
-
-/* What brings feed-forward columns, and how many, at once: of nothing it makes no difference by what. */
-static ps_status try_bus(ps_search *s, ps_schedule *best, uint64_t avail, bool *out_better) {
-    static const struct {
-        uint32_t bus, share;
-        int32_t shift;
-    } to[] = {{PS_WHERE_DIRECT, PS_SHARE_BALANCED, 0}, {PS_WHERE_STREAM, PS_SHARE_BALANCED, 0},
-              {PS_WHERE_DIRECT, PS_SHARE_ALL, 0},      {PS_WHERE_STREAM, PS_SHARE_ALL, 0},
-              {PS_WHERE_STREAM, PS_SHARE_NONE, 1},     {PS_WHERE_STREAM, PS_SHARE_NONE, 2}};
-    const ps_resident_units *u = ps_trial_units(s->trial);
-    if (best->mix.n_ffn == u->n_ffn || ps_decode_tokens(&s->lr, best->max_step) > PS_PLAN_DECODE_TOKENS)
-        return PS_OK;
-    enum { N = sizeof to / sizeof to[0] };
-    static const uint32_t attns[] = {0, PS_WHERE_HOST, PS_WHERE_STREAM, PS_WHERE_DIRECT}; /* 0: as it is */
-    bool attn = s->small && best->mix.n_attn < u->model->n_layers;
-    for (size_t k = 0; k < N * (attn ? sizeof attns / sizeof attns[0] : 1); k++) {
-        ps_schedule c = *best;
-        size_t i = k % N;
-        if (to[i].shift && u->model->layers[0].n_expert)
-            continue;
-        c.decode.attn = attns[k / N] ? attns[k / N] : c.decode.attn;
-        c.decode.bus = to[i].bus;
-        c.decode.ffn = to[i].share;
-        c.decode.ffn_shift = c.decode.ffn_shift_more = to[i].shift;
-        if (memcmp(&c, best, sizeof c) == 0)
-            continue;
-        ps_status status = look_at(s, &c, WORK, avail);
-        if (status)
-            return status;
-        if (c.workload_s < best->workload_s * clearly) {
-            *best = c;
-            *out_better = true;
-        }
-    }
-    return PS_OK;
-}
-
-/* Two knobs at once, as neither gains by itself: the head last to become resident, and meanwhile read direct, left to the CPU
- * or streamed. */
-static ps_status try_head_last(ps_search *s, ps_schedule *best, ps_path path, uint64_t avail,
-                               bool *out_better) {
-    enum { LAST = 2, NEVER = 3, HEADS = 3, PATHS = 3 };
-    static const uint32_t heads[HEADS] = {PS_SHARE_ALL, PS_SHARE_NONE, PS_SHARE_ALL};
-    for (uint32_t i = 0; i < 2 * PATHS * HEADS && path == PS_PATH_COUNT; i++) {
-        uint32_t of = best->path / PS_PATH_HEADS * PS_PATH_HEADS, which = i / HEADS % PATHS;
-        const uint32_t to[PATHS] = {of + LAST, of + NEVER, best->path};
-        ps_schedule c = *best;
-        if (!s->small && (i >= HEADS || best->path == to[0] || best->mix.n_head == 0))
-            break; /* where the head is a small part */
-        c.path = to[which];
-        if (i >= PATHS * HEADS) /* and the caches on the host: what is computed there needs them there */
-            c.kv_policy = PS_KV_POLICY_NONE;
-        c.decode.head = heads[i % HEADS];
-        c.decode.head_shift = 0;
-        if (ps_decode_tokens(&s->lr, c.max_step) <= PS_PLAN_DECODE_TOKENS)
-            c.decode.head_bus = i % HEADS == 2 ? PS_WHERE_STREAM : PS_WHERE_DIRECT;
-        if (memcmp(&c, best, sizeof c) == 0)
-            continue;
-        ps_status status = look_at(s, &c, SHAPE, avail);
-        if (status)
-            return status;
-        if (c.workload_s < best->workload_s * (c.path == best->path ? clearly : another_path)) {
-            *best = c;
-            *out_better = true;
-        }
-    }
-    return PS_OK;
-}
-
-static ps_status climb(ps_search *s, ps_schedule *best, ps_path path, uint64_t avail) {
-    move moves[MAX_MOVES];
-    bool more = true;
-    for (int pass = 0; pass < (s->small ? PASSES : PASSES / 2) && more; pass++) {
-        more = false;
-        ps_status status = try_rules(s, best, avail, &more);
-        if (!status)
-            status = try_bus(s, best, avail, &more);
-        if (!status)
-            status = try_head_last(s, best, path, avail, &more);
-        if (status)
-            return status;
-        ps_schedule from = *best;
-        uint32_t n = moves_of(s, &from, path, moves);
-        for (uint32_t i = 0; i < n; i++) {
-            /* Moves point into `from`: as offsets they work on any schedule. */
-            size_t offset = (size_t)((char *)(moves[i].shift ? (void *)moves[i].shift : (void *)moves[i].at) -
-                                     (char *)&from);
-            for (bool again = true; again;) {
-                ps_schedule c = *best;
-                if (moves[i].shift)
-                    *(int32_t *)((char *)&c + offset) += moves[i].by;
-                else
-                    *(uint32_t *)((char *)&c + offset) = moves[i].to;
-                again = false;
-                if (memcmp(&c, best, sizeof c) == 0)
-                    break;
-                status = look_at(s, &c, moves[i].changes, avail);
-                if (status)
-                    return status;
-                if (c.workload_s < best->workload_s * (c.path != best->path ? another_path : clearly)) {
-                    *best = c;
-                    more = true;
-                    again = moves[i].shift != NULL;
-                }
-            }
-        }
-    }
-    return PS_OK;
-}
-
-/* Fractions alone, moved until none gets better. */
-static ps_status tune(ps_search *s, ps_schedule *best) {
-    enum { ROUNDS = 2 };
-    const ps_resident_units *u = ps_trial_units(s->trial);
-    bool moe = u->model->layers[0].n_expert != 0, more = true;
-    uint32_t decode = ps_decode_tokens(&s->lr, best->max_step),
-             prompt = ps_prompt_tokens(s->b->q, &s->lr, best->max_step);
-    for (int round = 0; round < ROUNDS && more; round++) {
-        more = false;
-        for (int which = 0; which < (prompt != decode ? 2 : 1); which++) {
-            const ps_rule *r = which ? &best->prompt : &best->decode;
-            bool ffn = best->mix.n_ffn < u->n_ffn && (which ? prompt : decode) <= PS_TILE_TOKENS,
-                 direct = moe && r->bus == PS_WHERE_DIRECT && r->ffn == PS_SHARE_BALANCED;
-            size_t at[3];
-            int n = 0;
-            if (ffn && direct)
-                at[n++] = offsetof(ps_rule, direct_shift);
-            if (ffn && !direct && r->ffn != PS_SHARE_ALL && (!moe || r->bus == PS_WHERE_STREAM)) {
-                at[n++] = offsetof(ps_rule, ffn_shift);
-                if (best->mix.n_ffn % u->model->n_layers)
-                    at[n++] = offsetof(ps_rule, ffn_shift_more);
-            }
-            for (int i = 0; i < n; i++)
-                for (int by = -1; by <= 1; by += 2)
-                    for (bool again = true; again;) {
-                        ps_schedule c = *best;
-                        *(int32_t *)((char *)(which ? &c.prompt : &c.decode) + at[i]) += by;
-                        ps_status status = times(s, &c);
-                        if (status)
-                            return status;
-                        again = c.workload_s < best->workload_s * clearly;
-                        if (again) {
-                            *best = c;
-                            more = true;
-                        }
-                    }
-        }
-    }
-    return PS_OK;
-}
-
-/* All tiers looked at: the work arena that the schedule really has. */
-static ps_status verify(ps_search *s, ps_schedule *c, uint64_t avail, bool *out) {
-    *out = false;
-    for (int round = 0; round < VERIFY_ROUNDS; round++) {
-        uint64_t exact, passing;
-        ps_status status = ps_trial_work(s->trial, c, true, &exact);
-        if (!status)
-            status = ps_trial_work(s->trial, c, false, &passing);
-        if (status || exact == UINT64_MAX)
-            return status;
-        ps_schedule with = *c;
-        c->extra_bytes = exact > passing ? exact - passing : 0;
-        with.work_bytes = exact;
-        if (ps_trial_fill(s->trial, &with, avail) && with.mix.n_attn >= c->mix.n_attn &&
-            with.mix.n_head >= c->mix.n_head && with.mix.n_ffn >= c->mix.n_ffn && with.n_kv >= c->n_kv) {
-            c->work_bytes = exact;
-            *out = true;
-            return PS_OK;
-        }
-        /* Less resident. */
-        uint64_t work = exact + (uint64_t)round * PS_VRAM_ALIGN;
-        c->work_bytes = work;
-        if (!ps_trial_fill(s->trial, c, avail))
-            break;
-        status = times(s, c);
-        if (status)
-            return status;
-    }
-    ps_status status = bare(s, c, avail, true, out);
-    return status || !*out ? status : times(s, c);
-}
-
-/* The best schedule that is found with exactly so many bytes and threads. */
-static ps_status in_full(ps_search *s, uint64_t avail, uint32_t n_threads, ps_path path, ps_schedule *out,
-                         bool *feasible) {
-    static const ps_path elsewhere[] = {PS_PATH_HALF_ATTN_HEAD_NEXT, PS_PATH_NO_ATTN_HEAD_LAST};
-    static const double worth_a_climb = 1.03;
-    ps_schedule c[PS_FAMILY_COUNT], mixed;
-    int best = -1, few = -1, many = -1;
-    *feasible = false;
-    for (int f = 0; f < PS_FAMILY_COUNT; f++) {
-        bool fits;
-        ps_status status = of_family(s, (ps_family)f, avail, n_threads, path, false, &c[f], &fits);
-        if (status)
-            return status;
-        if (!fits)
-            continue;
-        if (best < 0 || c[f].workload_s < c[best].workload_s * clearly)
-            best = f;
-        if (few < 0 || c[f].decode_s < c[few].decode_s * clearly)
-            few = f;
-        if (many < 0 || c[f].prompt_s < c[many].prompt_s * clearly)
-            many = f;
-    }
-    if (best < 0)
-        return PS_OK;
-    *out = c[best];
-    ps_status status = PS_OK;
-    if (few != many) {
-        mixed = c[many];
-        mixed.decode = c[few].decode;
-        status = look_at(s, &mixed, SHAPE, avail);
-        if (!status && mixed.workload_s < out->workload_s * clearly)
-            *out = mixed;
-    }
-    if (!status)
-        status = climb(s, out, path, avail);
-    /* Other beginnings: the best family with another order of residents. Moves of one knob may not lead there. */
-    ps_schedule other = {.workload_s = INFINITY};
-    for (size_t i = 0; i < sizeof elsewhere / sizeof elsewhere[0] && !status && path == PS_PATH_COUNT; i++) {
-        other.workload_s = s->small ? INFINITY : other.workload_s;
-        for (int f = 0; f < PS_FAMILY_COUNT && !status; f++) {
-            ps_schedule x = c[f];
-            if (!isfinite(x.workload_s))
-                continue;
-            x.path = elsewhere[i];
-            status = look_at(s, &x, SHAPE, avail);
-            if (!status && x.workload_s < other.workload_s)
-                other = x;
-        }
-        if (!s->small && i + 1 < sizeof elsewhere / sizeof elsewhere[0])
-            continue;
-        if (!status && other.workload_s < out->workload_s * (s->small ? INFINITY : worth_a_climb))
-            status = climb(s, &other, path, avail);
-        if (!status && other.workload_s < out->workload_s * another_path)
-            *out = other;
-    }
-    if (!status)
-        status = verify(s, out, avail, feasible);
-    for (int f = 0; f < PS_FAMILY_COUNT && !status && !*feasible;
-         f++) { /* the scratch of some tier was too much */
-        status = of_family(s, (ps_family)f, avail, n_threads, path, true, out, feasible);
-    }
-    return status;
-}
-
-/* ---- points ---- */
+enum { POINTS = 64, CELLS = 10 };
 
 static uint64_t point_bytes(const ps_search *s, uint64_t n) {
     return n == 0 ? s->least : (s->least / s->apart + n) * s->apart;
@@ -577,7 +45,7 @@ static ps_status refill(ps_search *s, const ps_schedule *from, uint64_t avail, p
             return status;
         work = work == UINT64_MAX ? work : work + out->extra_bytes;
         if (work <= out->work_bytes)
-            return times(s, out);
+            return ps_climb_time(s, out);
         out->work_bytes = work; /* it grows with what is resident */
     }
     *fits = false;
@@ -605,7 +73,7 @@ static ps_status by_itself(ps_search *s, uint64_t n, uint32_t n_threads, ps_path
         return PS_OK;
     }
     *out = (found){.point = n, .n_threads = n_threads, .path = path, .alone = true};
-    ps_status status = in_full(s, point_bytes(s, n), n_threads, path, &out->s, &out->feasible);
+    ps_status status = ps_climb_in_full(s, point_bytes(s, n), n_threads, path, &out->s, &out->feasible);
     return status ? status : keep(s, out);
 }
 
@@ -628,16 +96,16 @@ static ps_status at_base(ps_search *s, uint64_t n, uint32_t n_threads, ps_path p
         status = by_itself(s, i < 0 ? n - s->per_cell : n + s->per_cell, n_threads, path, &next);
         if (!status && next.feasible)
             status = refill(s, &next.s, point_bytes(s, n), &c, &fits);
-        if (!status && fits && (!out->feasible || c.workload_s < best.workload_s * clearly)) {
+        if (!status && fits && (!out->feasible || c.workload_s < best.workload_s * PS_CLEARLY)) {
             best = c;
             better = true;
         }
     }
     bool fits = false;
     if (!status && better)
-        status = climb(s, &best, path, point_bytes(s, n));
+        status = ps_climb_moves(s, &best, path, point_bytes(s, n));
     if (!status && better)
-        status = verify(s, &best, point_bytes(s, n), &fits);
+        status = ps_climb_verify(s, &best, point_bytes(s, n), &fits);
     if (!status && fits && (!out->feasible || best.workload_s < out->s.workload_s)) {
         out->s = best;
         out->feasible = true;
@@ -672,10 +140,10 @@ static ps_status at_point(ps_search *s, uint64_t n, uint32_t n_threads, ps_path 
             out->s = c;
     }
     if (!status && isfinite(out->s.workload_s))
-        status = tune(s, &out->s);
+        status = ps_climb_shares(s, &out->s);
     bool fits = isfinite(out->s.workload_s);
     if (!status && fits)
-        status = verify(s, &out->s, point_bytes(s, n), &fits);
+        status = ps_climb_verify(s, &out->s, point_bytes(s, n), &fits);
     out->feasible = fits && isfinite(out->s.workload_s) &&
                     (!bases[1].feasible || out->s.workload_s >= bases[1].s.workload_s);
     return status ? status : keep(s, out);
@@ -731,7 +199,7 @@ static ps_status best_below(ps_search *s, uint64_t avail, uint32_t n_threads, ps
         f = at;
         status = refill(s, &at.s, b, &f.s, &f.feasible);
         if (!status && f.feasible && f.s.workload_s < best->workload_s)
-            status = verify(s, &f.s, b, &f.feasible);
+            status = ps_climb_verify(s, &f.s, b, &f.feasible);
         f.feasible = f.feasible && f.s.workload_s >= not_below_s;
         if (!status)
             take(&f, best, feasible);
@@ -761,28 +229,29 @@ ps_status ps_search_new(ps_building *b, const ps_level_request *lr, ps_search **
             weights += u->head_bytes[i];
         for (uint64_t i = 0; i < u->n_ffn; i++)
             weights += u->ffn_bytes[i];
-        s->apart = up(weights / POINTS, PS_VRAM_ALIGN);
+        s->apart = ps_round_up(weights / POINTS, PS_VRAM_ALIGN);
         s->apart = s->apart ? s->apart : PS_VRAM_ALIGN;
         /* Steps of all lengths, when all is resident. */
         ps_schedule c;
         memset(&c, 0, sizeof c);
         c.n_threads = lr->n_threads;
         c.max_step = (uint32_t)ps_longest_step(b->q, lr);
-        family_rules(s, PS_FAMILY_GPU, &c);
+        ps_climb_family_rules(s, PS_FAMILY_GPU, &c);
         c.mix = (ps_resident_mix){u->model->n_layers, u->n_head, u->n_ffn};
         c.n_kv = u->model->n_layers;
         status = ps_trial_work(s->trial, &c, true, &work);
         if (!status && work == UINT64_MAX)
             work = 0;
         uint64_t parts = 3 * work; /* a third of what there is for the work arena lets steps be long */
-        uint64_t all = up(kv + work, PS_VRAM_ALIGN) + up(weights + u->small_bytes, PS_VRAM_ALIGN);
+        uint64_t all =
+            ps_round_up(kv + work, PS_VRAM_ALIGN) + ps_round_up(weights + u->small_bytes, PS_VRAM_ALIGN);
         all = all > parts ? all : parts;
-        s->per_cell = up(all, s->apart) / s->apart / CELLS;
+        s->per_cell = ps_round_up(all, s->apart) / s->apart / CELLS;
         s->per_cell = s->per_cell ? s->per_cell : 1;
         s->small = s->per_cell == 1;
         if (s->small)
             ps_trial_exactly(s->trial);
-        s->last = up(all, s->apart * s->per_cell) + s->apart * s->per_cell;
+        s->last = ps_round_up(all, s->apart * s->per_cell) + s->apart * s->per_cell;
         s->last = s->last > s->least ? s->last : s->least;
     }
     if (status) {
@@ -831,7 +300,7 @@ ps_status ps_search_solve(ps_search *s, const ps_level_request *lr, ps_path path
 ps_status ps_search_with_team(ps_search *s, const ps_schedule *c, uint32_t n_threads, double *out_s) {
     ps_schedule with = *c;
     with.n_threads = n_threads;
-    ps_status status = times(s, &with);
+    ps_status status = ps_climb_time(s, &with);
     *out_s = with.workload_s;
     return status;
 }
@@ -841,15 +310,15 @@ ps_status ps_search_family(ps_search *s, const ps_level_request *lr, ps_family f
     uint64_t avail = avail_of(s, lr);
     ps_status status = PS_OK;
     if (avail >= s->least)
-        status = of_family(s, family, avail, lr->n_threads, PS_PATH_COUNT, true, out, &fits);
+        status = ps_climb_family(s, family, avail, lr->n_threads, PS_PATH_COUNT, true, out, &fits);
     return status || fits ? status : ps_error_set(s->b->err, PS_E_INFEASIBLE, lr->budget, "does not fit");
 }
 
 ps_status ps_search_families(ps_search *s, const ps_level_request *lr, ps_schedule out[PS_FAMILY_COUNT]) {
     for (int f = 0; f < PS_FAMILY_COUNT; f++) {
         bool fits;
-        ps_status status =
-            of_family(s, (ps_family)f, avail_of(s, lr), lr->n_threads, PS_PATH_COUNT, false, &out[f], &fits);
+        ps_status status = ps_climb_family(s, (ps_family)f, avail_of(s, lr), lr->n_threads, PS_PATH_COUNT,
+                                           false, &out[f], &fits);
         if (status)
             return status;
         if (!fits)
@@ -862,7 +331,7 @@ bool ps_search_less(ps_search *s, const ps_level_request *lr, uint64_t more_byte
     enum { ROUNDS = 1000 };
     uint64_t before = c->mix.n_attn + (uint64_t)c->mix.n_head + c->mix.n_ffn + c->n_kv, after = before;
     for (int i = 0; i < ROUNDS && after >= before; i++) {
-        c->work_bytes += up(more_bytes, PS_VRAM_ALIGN);
+        c->work_bytes += ps_round_up(more_bytes, PS_VRAM_ALIGN);
         if (!ps_trial_fill(s->trial, c, avail_of(s, lr)))
             return false;
         after = c->mix.n_attn + (uint64_t)c->mix.n_head + c->mix.n_ffn + c->n_kv;
@@ -881,7 +350,7 @@ ps_status ps_search_changes(ps_search *s, const ps_level_request *lr, uint64_t *
     enum { MOST = 8, MOST_CELLS = 64 };
     const ps_resident_units *u = ps_trial_units(s->trial);
     uint64_t base = ps_gpu_base_bytes(s->b->q->profile), card = s->b->q->profile->gpu.vram_bytes,
-             least = up(base + s->least, 1 << 20);
+             least = ps_round_up(base + s->least, 1 << 20);
     struct {
         uint64_t bytes;
         double gain;
@@ -892,7 +361,7 @@ ps_status ps_search_changes(ps_search *s, const ps_level_request *lr, uint64_t *
     for (uint64_t i = 0; !all && n < MOST_CELLS && (i == 0 || point_bytes(s, i) <= s->last);
          i += s->per_cell) {
         found f;
-        uint64_t bytes = up(base + point_bytes(s, i), 1 << 20);
+        uint64_t bytes = ps_round_up(base + point_bytes(s, i), 1 << 20);
         if (i && card && bytes > card)
             break;
         ps_status status = at_point(s, i, lr->n_threads, PS_PATH_COUNT, &f);

@@ -12,7 +12,8 @@
 static const ps_option options[] = {
     {"profile", 'p', PS_OPT_TEXT, "FILE", NULL, 0, 0, "Machine profile (pstune's default place)."},
     {"machine", 'm', PS_OPT_TEXT, "FILE", NULL, 0, 0, "The same: a profile may be of any machine."},
-    {"budget", 'b', PS_OPT_TEXT, "LIST", "host", 0, 0, "VRAM: sizes, 2GiB-8GiB/1GiB, auto; host: no GPU."},
+    {"budget", 'b', PS_OPT_TEXT, "LIST", NULL, 0, 0,
+     "VRAM: sizes, 2GiB-8GiB/1GiB, auto; host: no GPU; default host, and auto with a GPU."},
     {"context", 'c', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Contexts in tokens (4096, or the model's)."},
     {"parallel", 'n', PS_OPT_U64, "N", "1", 1, 4096, "Sequences at the same time."},
     {"threads", 't', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Thread counts (all; with a GPU one less)."},
@@ -187,12 +188,23 @@ static ps_status parse_budgets(const char *text, wishes *w, ps_error *err) {
     return status;
 }
 
+/* Families are of a GPU's budgets. */
+static ps_status check_force(const wishes *w, ps_error *err) {
+    bool vram = w->automatic;
+    for (uint32_t i = 0; i < w->n_budgets; i++)
+        vram = vram || w->budget_bytes[i] != 0;
+    return vram ? PS_OK
+                : ps_error_set(err, PS_E_USAGE, "--force",
+                               "says how a GPU takes part; give a VRAM budget with --budget");
+}
+
 /* Everything that can be wrong without looking into a file. */
 static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *err) {
     const char *format = get(values, "format")->text;
     if (get(values, "machine")->set && get(values, "profile")->set)
         return ps_error_set(err, PS_E_USAGE, "--machine", "is another name of --profile; give one of them");
-    ps_status status = parse_budgets(get(values, "budget")->text, w, err);
+    ps_status status =
+        get(values, "budget")->set ? parse_budgets(get(values, "budget")->text, w, err) : PS_OK;
     if (!status && get(values, "context")->set)
         status = parse_numbers("--context", get(values, "context")->text, UINT32_MAX, w->contexts,
                                &w->n_contexts, err);
@@ -206,12 +218,8 @@ static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *e
             status = ps_error_set(err, PS_E_USAGE, "--force",
                                   "'%s' is none of gpu, direct, static, dynamic, split",
                                   get(values, "force")->text);
-        bool vram = w->automatic;
-        for (uint32_t i = 0; i < w->n_budgets; i++)
-            vram = vram || w->budget_bytes[i] != 0;
-        if (!status && !vram)
-            status = ps_error_set(err, PS_E_USAGE, "--force",
-                                  "says how a GPU takes part; give a VRAM budget with --budget");
+        if (!status && get(values, "budget")->set)
+            status = check_force(w, err);
     }
     if (!status && get(values, "workload")->set)
         status =
@@ -482,9 +490,12 @@ int psplan_plan(int argc, char **argv) {
         status = psplan_model_open(args[0], &m, &err);
     if (!status)
         status = psplan_profile_read(profile_path(values), &profile, &err);
-    if (status)
-        goto done;
-    status = ps_cost_model_new(profile, &cost, &err);
+    if (!status && !get(values, "budget")->set)
+        status = parse_budgets(profile->gpu.name[0] ? "host,auto" : "host", &w, &err);
+    if (!status && w.family != PS_FAMILY_COUNT)
+        status = check_force(&w, &err);
+    if (!status)
+        status = ps_cost_model_new(profile, &cost, &err);
     if (status)
         goto done;
     if (w.n_contexts == 0) {
@@ -509,6 +520,11 @@ int psplan_plan(int argc, char **argv) {
                                .created = created};
     if (w.automatic)
         status = add_automatic(&request, &w, n_seqs, &err);
+    if (status == PS_E_INFEASIBLE && !get(values, "budget")->set && !request.forced) {
+        fprintf(stderr, "psplan: %s; the plan is for the CPU alone\n", err.message);
+        err = (ps_error){0};
+        status = PS_OK;
+    }
     if (status)
         goto done;
     uint32_t n_levels = w.n_budgets * w.n_contexts * w.n_threads, n = 0;

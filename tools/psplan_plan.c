@@ -13,7 +13,7 @@ static const ps_option options[] = {
     {"profile", 'p', PS_OPT_TEXT, "FILE", NULL, 0, 0, "Machine profile (pstune's default place)."},
     {"machine", 'm', PS_OPT_TEXT, "FILE", NULL, 0, 0, "The same: a profile may be of any machine."},
     {"budget", 'b', PS_OPT_TEXT, "LIST", NULL, 0, 0,
-     "VRAM: sizes, 2GiB-8GiB/1GiB, auto; host: no GPU; default host, and auto with a GPU."},
+     "VRAM: sizes, 2GiB-8GiB/1GiB, auto; host: none; default these two."},
     {"context", 'c', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Contexts in tokens (4096, or the model's)."},
     {"parallel", 'n', PS_OPT_U64, "N", "1", 1, 4096, "Sequences at the same time."},
     {"threads", 't', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Thread counts (all; with a GPU one less)."},

@@ -125,7 +125,10 @@ for f in gpu static; do
   done
 done
 expect 64 "--force" "${gpu[@]}" --budget 736MiB --force fast "$m"
-expect 64 "give a VRAM budget" "${gpu[@]}" --force split "$m"
+expect 64 "give a VRAM budget" "${gpu[@]}" --force split --budget host "$m"
+# With a GPU in the profile and no budget named: the host, and where the schedule changes.
+must "${gpu[@]}" -o "$dir/both.yaml" "$m"
+grep -q 'budget: "host"' "$dir/both.yaml" && grep -q 'budget: "[0-9]*[MG]iB"' "$dir/both.yaml" || fail "default budgets with a GPU: $(grep budget "$dir/both.yaml")"
 # Budgets are chosen by name, so a plan has one name for each.
 must "${gpu[@]}" --budget 712MiB,736MiB -o "$dir/two.yaml" "$m"
 sed 's/budget: "736MiB"/budget: "712MiB"/' "$dir/two.yaml" >"$dir/one-name.yaml"

@@ -12,7 +12,7 @@ extern "C" {
 enum {
     PS_CUDA_MATVEC_TOKENS = 8, /* most token rows of the kernels that read weights once for all of them */
     PS_CUDA_ATTN_TOKENS = 8,   /* most token rows of decode attention; above, attention without scratch */
-    PS_CUDA_ATTN_CHUNK = 256,  /* positions of one block of decode attention: a constant, so that the order of
+    PS_CUDA_ATTN_CHUNK = 512,  /* positions of one block of decode attention: a constant, so that the order of
                                   sums depends on nothing else */
     PS_CUDA_MAX_USED = 32,     /* experts per token */
     PS_CUDA_GEMM_PIECE =

@@ -117,21 +117,4 @@ cudaError_t blas_multiply(ps_cuda_blas *, cudaStream_t, uint8_t *, uint64_t, uin
     return cudaSuccess;
 }
 
-/* Streams are all one. */
-cudaStream_t blas_side(ps_cuda_blas *) {
-    return nullptr;
-}
-cudaError_t blas_side_begin(ps_cuda_blas *, cudaStream_t) {
-    return cudaSuccess;
-}
-cudaError_t blas_side_next(ps_cuda_blas *, int, bool) {
-    return cudaSuccess;
-}
-cudaError_t blas_side_made(ps_cuda_blas *, cudaStream_t, int) {
-    return cudaSuccess;
-}
-cudaError_t blas_side_used(ps_cuda_blas *, cudaStream_t, int) {
-    return cudaSuccess;
-}
-
 } // namespace psc

@@ -39,8 +39,6 @@ struct ps_cuda_blas {
 #define MEMBER(name, symbol, parameters) int(*name) parameters;
     BLAS_FUNCTIONS(MEMBER)
 #undef MEMBER
-    cudaStream_t side;
-    cudaEvent_t start, full[2], used[2];
 };
 
 extern "C" ps_status ps_cuda_blas_open(struct ps_cuda_blas **out, ps_error *err) {
@@ -76,19 +74,6 @@ extern "C" ps_status ps_cuda_blas_open(struct ps_cuda_blas **out, ps_error *err)
             err->sys_code = s;
         goto failed;
     }
-    {
-        cudaError_t e = cudaStreamCreateWithFlags(&b->side, cudaStreamNonBlocking);
-        e = e ? e : cudaEventCreateWithFlags(&b->start, cudaEventDisableTiming);
-        for (int i = 0; i < 2; i++) {
-            e = e ? e : cudaEventCreateWithFlags(&b->full[i], cudaEventDisableTiming);
-            e = e ? e : cudaEventCreateWithFlags(&b->used[i], cudaEventDisableTiming);
-        }
-        if (e) {
-            status = ps_error_set(err, e == cudaErrorMemoryAllocation ? PS_E_NOMEM : PS_E_OS, "cublas",
-                                  "no stream beside it: %s", cudaGetErrorString(e));
-            goto failed;
-        }
-    }
     *out = b;
     return PS_OK;
 failed:
@@ -101,16 +86,6 @@ extern "C" void ps_cuda_blas_close(struct ps_cuda_blas *blas) {
         return;
     if (blas->handle)
         blas->destroy(blas->handle);
-    for (int i = 0; i < 2; i++) {
-        if (blas->full[i])
-            cudaEventDestroy(blas->full[i]);
-        if (blas->used[i])
-            cudaEventDestroy(blas->used[i]);
-    }
-    if (blas->start)
-        cudaEventDestroy(blas->start);
-    if (blas->side)
-        cudaStreamDestroy(blas->side);
     if (blas->library)
         dlclose(blas->library);
     free(blas);
@@ -135,24 +110,6 @@ cudaError_t blas_multiply(ps_cuda_blas *blas, cudaStream_t stream, uint8_t *work
            : s == STATUS_NOT_INITIALIZED ? cudaErrorNotReady
            : s == STATUS_NOT_SUPPORTED   ? cudaErrorNotSupported
                                          : cudaErrorUnknown;
-}
-
-cudaStream_t blas_side(ps_cuda_blas *blas) {
-    return blas->side;
-}
-cudaError_t blas_side_begin(ps_cuda_blas *blas, cudaStream_t stream) {
-    const cudaError_t e = cudaEventRecord(blas->start, stream);
-    return e ? e : cudaStreamWaitEvent(blas->side, blas->start, 0);
-}
-cudaError_t blas_side_next(ps_cuda_blas *blas, int i, bool was_used) {
-    return was_used ? cudaStreamWaitEvent(blas->side, blas->used[i], 0) : cudaSuccess;
-}
-cudaError_t blas_side_made(ps_cuda_blas *blas, cudaStream_t stream, int i) {
-    const cudaError_t e = cudaEventRecord(blas->full[i], blas->side);
-    return e ? e : cudaStreamWaitEvent(stream, blas->full[i], 0);
-}
-cudaError_t blas_side_used(ps_cuda_blas *blas, cudaStream_t stream, int i) {
-    return cudaEventRecord(blas->used[i], stream);
 }
 
 } // namespace psc

@@ -15,14 +15,5 @@ cudaError_t blas_multiply(ps_cuda_blas *blas, cudaStream_t stream, uint8_t *work
                           uint64_t workspace_bytes, uint32_t m, uint32_t n, uint32_t k, const void *a,
                           uint64_t lda, const void *b, uint64_t ldb, float beta, float *c, uint64_t ldc);
 
-/* Weights of the next piece are made on a stream of the library's own while the product of this one runs. Begin: that stream goes on
- * behind `stream`. next: it goes on once buffer `i` (0 or 1) is free; to be enqueued on next. made: `stream` goes on once the buffer is
- * full. used: what `stream` has by now reads it. All may be captured: `stream` has waited for all that was enqueued. */
-cudaStream_t blas_side(ps_cuda_blas *blas);
-cudaError_t blas_side_begin(ps_cuda_blas *blas, cudaStream_t stream);
-cudaError_t blas_side_next(ps_cuda_blas *blas, int i, bool was_used);
-cudaError_t blas_side_made(ps_cuda_blas *blas, cudaStream_t stream, int i);
-cudaError_t blas_side_used(ps_cuda_blas *blas, cudaStream_t stream, int i);
-
 } // namespace psc
 #endif

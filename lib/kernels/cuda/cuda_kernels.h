@@ -12,12 +12,11 @@ extern "C" {
 enum {
     PS_CUDA_MATVEC_TOKENS = 8, /* most token rows of the kernels that read weights once for all of them */
     PS_CUDA_ATTN_TOKENS = 8,   /* most token rows of decode attention; above, attention without scratch */
-    PS_CUDA_ATTN_CHUNK = 512,  /* positions of one block of decode attention: a constant, so that the order of
+    PS_CUDA_ATTN_CHUNK = 256,  /* positions of one block of decode attention: a constant, so that the order of
                                   sums depends on nothing else */
     PS_CUDA_MAX_USED = 32,     /* experts per token */
     PS_CUDA_GEMM_PIECE =
-        32 << 20, /* scratch of cuda.gemm: weights as halves, few enough to stay in an L2 cache,
-                                      half of it for the piece at hand and half for the next one, */
+        32 << 20, /* scratch of cuda.gemm: weights as halves, few enough to stay in an L2 cache, */
     PS_CUDA_GEMM_WORKSPACE = 32 << 20, /* and behind them cuBLAS's workspace */
     /* Scratch of MOE_DISPATCH for many tokens: bytes per token and element of the longest row, and for all. */
     PS_CUDA_MOE_MANY_COL = 16,

@@ -80,37 +80,27 @@ __global__ void __launch_bounds__(256)
         to[i] *= scale;
 }
 
-/* All pieces of a quantised matrix: the next one is made while this one is multiplied. */
+/* All pieces of a quantised matrix. */
 cudaError_t multiply_pieces(const product &p, const choice &c, const ps_kargs *a, const ps_cuda_on *on,
                             float beta) {
-    uint8_t *workspace = a->scratch + PS_CUDA_GEMM_PIECE;
+    uint8_t *piece = a->scratch, *workspace = piece + PS_CUDA_GEMM_PIECE;
     const uint32_t cols = p.w.cols < (uint32_t)PIECE_COLS ? p.w.cols : (uint32_t)PIECE_COLS;
-    const uint64_t fit = PS_CUDA_GEMM_PIECE / 2 / (2 * (uint64_t)cols) / 256 * 256;
-    const cudaStream_t side = blas_side(on->blas);
-    uint32_t i = 0;
-    if (cudaError_t e = blas_side_begin(on->blas, stream_of(on)))
-        return e;
+    const uint64_t fit = PS_CUDA_GEMM_PIECE / (2 * (uint64_t)cols) / 256 * 256;
     for (uint64_t row = 0; row < p.w.n_rows; row += fit) {
         const uint32_t n = (uint32_t)(p.w.n_rows - row < fit ? p.w.n_rows - row : fit);
         float *y = (float *)p.y.data + a->row0 + row;
         for (uint32_t col = 0; col < p.w.cols; col += cols) {
             const uint32_t k = p.w.cols - col < cols ? p.w.cols - col : cols;
             const dim3 grid((k + c.load_cols - 1) / c.load_cols, (n + ROW_TILE - 1) / ROW_TILE);
-            uint8_t *piece = a->scratch + i % 2 * (PS_CUDA_GEMM_PIECE / 2);
-            cudaError_t e = blas_side_next(on->blas, i % 2, i >= 2);
-            if (e)
-                return e;
-            PS_LAUNCH(c.fn, grid, THREADS, 0, side)(p.w, (uint32_t)row, col / c.load_cols, k, n, piece);
-            e = cudaGetLastError();
-            e = e ? e : blas_side_made(on->blas, stream_of(on), i % 2);
+            PS_LAUNCH(c.fn, grid, THREADS, 0, stream_of(on))
+            (p.w, (uint32_t)row, col / c.load_cols, k, n, piece);
+            cudaError_t e = cudaGetLastError();
             e = e ? e
                   : blas_multiply(on->blas, stream_of(on), workspace, PS_CUDA_GEMM_WORKSPACE, n, a->n_tokens,
                                   k, piece, k, p.x + 2 * (uint64_t)col, p.x_stride / 2, col ? 1.0f : beta, y,
                                   p.y.stride / 4);
-            e = e ? e : blas_side_used(on->blas, stream_of(on), i % 2);
             if (e)
                 return e;
-            i++;
         }
     }
     return cudaSuccess;

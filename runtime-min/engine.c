@@ -1,4 +1,5 @@
 /* Opening and closing an engine: model, plan, level, thread team, arena. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,6 +74,21 @@ static const char *choose_budget(const ps_plan *p, const ps_engine_options *o, u
     return best != NULL ? best->budget : NULL;
 }
 
+/* "1, 2": the thread counts of a budget's levels; as many as fit into text, 64 bytes. */
+static const char *teams_of(const ps_plan *p, const char *budget, char *text) {
+    enum { SIZE = 64 };
+    size_t n = 0;
+    for (uint32_t i = 0; i < p->n_levels && n < SIZE - 16; i++) {
+        const ps_level *l = &p->levels[i];
+        bool said = strcmp(l->budget, budget) != 0;
+        for (uint32_t k = 0; k < i && !said; k++)
+            said = strcmp(p->levels[k].budget, budget) == 0 && p->levels[k].n_threads == l->n_threads;
+        if (!said)
+            n += (size_t)snprintf(text + n, SIZE - n, "%s%u", n ? ", " : "", l->n_threads);
+    }
+    return text;
+}
+
 static ps_status choose_level(ps_engine *e, const ps_engine_options *o, uint64_t limit, ps_error *err) {
     const ps_plan *p = e->plan;
     const char *budget = choose_budget(p, o, limit);
@@ -107,9 +123,12 @@ static ps_status choose_level(ps_engine *e, const ps_engine_options *o, uint64_t
     }
     if (!budget_known)
         return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no budget '%.24s'", budget);
-    if (!threads_fit && o->n_threads != 0)
+    if (!threads_fit && o->n_threads != 0 && o->n_threads <= e->machine->n_allowed)
         return ps_error_set(err, PS_E_USAGE, o->plan_path,
-                            "has no level for %u threads that this machine allows (%u at most)", o->n_threads,
+                            "budget '%.24s' has no level for %u threads; its levels are for %s", budget,
+                            o->n_threads, teams_of(p, budget, (char[64]){0}));
+    if (!threads_fit && o->n_threads != 0)
+        return ps_error_set(err, PS_E_USAGE, "threads", "%u asked for, this process may use %u", o->n_threads,
                             e->machine->n_allowed);
     if (!threads_fit)
         return ps_error_set(err, PS_E_USAGE, o->plan_path,

@@ -13,7 +13,7 @@ static const ps_option options[] = {
     {"profile", 'p', PS_OPT_TEXT, "FILE", NULL, 0, 0, "Machine profile (pstune's default place)."},
     {"machine", 'm', PS_OPT_TEXT, "FILE", NULL, 0, 0, "The same: a profile may be of any machine."},
     {"budget", 'b', PS_OPT_TEXT, "LIST", NULL, 0, 0,
-     "VRAM: sizes, 2GiB-8GiB/1GiB, auto; host: none; default these two."},
+     "VRAM: sizes, 2GiB-8GiB/1GiB, auto; host: no GPU (default host, auto)."},
     {"context", 'c', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Contexts in tokens (4096, or the model's)."},
     {"parallel", 'n', PS_OPT_U64, "N", "1", 1, 4096, "Sequences at the same time."},
     {"threads", 't', PS_OPT_TEXT, "LIST", NULL, 0, 0, "Thread counts (all; with a GPU one less)."},
@@ -78,7 +78,7 @@ static ps_status parse_numbers(const char *option, const char *text, uint64_t ma
     char items[MAX_LIST][24];
     ps_status status = psplan_split_list(option, text, items, out_n, err);
     for (uint32_t i = 0; i < *out_n && !status; i++)
-        if (!ps_parse_size(items[i], &out[i]) || out[i] == 0 || out[i] > max)
+        if (strchr(items[i], '.') || !ps_parse_size(items[i], &out[i]) || out[i] == 0 || out[i] > max)
             status = ps_error_set(err, PS_E_USAGE, option, "'%s' is not a number from 1 to %llu", items[i],
                                   (unsigned long long)max);
     return status;
@@ -413,6 +413,8 @@ static ps_status check_outputs(const char *model, const ps_opt_value *values, co
         status = psplan_check_output(output, model, profile, err);
     if (!status && trace)
         status = psplan_check_output(trace, model, profile, err);
+    if (!status && strcmp(output, "-") == 0 && get(values, "json")->set)
+        status = ps_error_set(err, PS_E_USAGE, "--json", "standard output is where the plan goes");
     if (!status && trace && (strcmp(trace, output) == 0 || ps_file_is_same(trace, output)))
         status = ps_error_set(err, PS_E_USAGE, "--trace", "'%s' is where the plan goes", trace);
     return status;

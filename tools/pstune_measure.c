@@ -385,6 +385,12 @@ int ps_tune_measure(int argc, char **argv) {
     else if (st == PS_OK)
         st = open_device(device_name, &device, &err);
     r.device = device;
+    const bool insists = timer == PS_GPU_TIMER_CUPTI || option(values, "cupti")->set;
+    if (st == PS_OK && insists && (r.null || device == NULL))
+        st = ps_error_set(&err, PS_E_USAGE, option(values, "cupti")->set ? "--cupti" : "--timer",
+                          "there is no GPU here whose time CUPTI could tell");
+    if (st == PS_OK && option(values, "cupti")->set && timer == PS_GPU_TIMER_EVENTS)
+        st = ps_error_set(&err, PS_E_USAGE, "--cupti", "has nothing to do beside --timer events");
     if (st == PS_OK && option(values, "threads")->set) {
         if (option(values, "threads")->u64 > n_threads)
             st = ps_error_set(&err, PS_E_USAGE, "--threads", "%llu asked for, this process may use %u",

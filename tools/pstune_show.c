@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/file.h"
 #include "profile/grid.h"
 #include "pstune_internal.h"
 
@@ -340,7 +341,10 @@ int ps_tune_show(int argc, char **argv) {
         return ps_tune_fail(&err);
     code = 0;
     const char *svg = ps_options_get(&command, values, "svg")->text;
-    if (svg) {
+    if (svg && ps_file_is_same(svg, args[0])) {
+        (void)ps_error_set(&err, PS_E_USAGE, svg, "is an input; writing there would destroy it");
+        code = ps_tune_fail(&err);
+    } else if (svg) {
         if (ps_tune_svg(p, svg, &err) != PS_OK)
             code = ps_tune_fail(&err);
     } else if (ps_options_get(&command, values, "json")->set) {

@@ -21,7 +21,7 @@ if [ -e /dev/nvidia0 ] && ! command -v nvcc >/dev/null; then
   echo "A GPU is here but no CUDA compiler (nvcc): the GPU parts are left out and everything runs on the CPU." >&2
 fi
 
-say "2/5 build"
+say "2/5 build (a few minutes the first time)"
 mkdir -p "$build"
 log=$build/quickstart.log
 if ! { cmake --preset release -DPS_TESTS=OFF && cmake --build --preset release -j "$(nproc)"; } >"$log" 2>&1; then

@@ -125,6 +125,8 @@ for f in gpu static; do
   done
 done
 expect 64 "--force" "${gpu[@]}" --budget 736MiB --force fast "$m"
+expect 64 "is not a number" "${plan[@]}" --threads 1.9 -o "$dir/x.yaml" "$m"
+expect 64 "standard output is where the plan goes" "${plan[@]}" --json -o - "$m"
 expect 64 "give a VRAM budget" "${gpu[@]}" --force split --budget host "$m"
 # With a GPU in the profile and no budget named: the host, and where the schedule changes.
 must "${gpu[@]}" -o "$dir/both.yaml" "$m"

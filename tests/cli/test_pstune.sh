@@ -92,6 +92,11 @@ assert "names" not in sys.argv[1].split("/")[-1] or "a <b> &" in texts, texts[-9
 EOF
 done
 expect 73 "no/such" "$pstune" show --svg "$dir/no/such/x.svg" "$dir/null.yaml"
+ln -sf null.yaml "$dir/link.yaml"
+for same in null link; do expect 64 "is an input" "$pstune" show --svg "$dir/$same.yaml" "$dir/null.yaml"; done
+"$pstune" show "$dir/null.yaml" >"$dir/out" || fail "the profile is gone after show --svg over it"
+expect 64 "no GPU here" "$pstune" --null --quick --timer cupti -o "$dir/t.yaml"
+expect 64 "no GPU here" "$pstune" --null --quick --cupti "$dir/none.so" -o "$dir/t.yaml"
 
 # diff: a profile is the same as itself; a barrier twice as slow and a DRAM rate twice as high are found, a noisy entry is ambiguous.
 expect 0 "" "$pstune" diff "$dir/null.yaml" "$dir/null.yaml"

@@ -319,11 +319,21 @@ static void expect_events(const char *words, uint32_t fail_at, int line) {
     reset();
 }
 
+static bool plausible_gap(const ps_profile *p) {
+    return p->gpu.timer_gap_s >= GAP_NS * 1e-9 * 0.9 && p->gpu.timer_gap_s < 1e-3;
+}
+
+/* The gap is a difference of two medians: where others take the cores meanwhile it drowns, and is measured again. */
 static void test_rig(void) {
+    enum { TRIES = 5 };
     ps_status st = PS_OK;
     ps_error err = {0};
-    reset();
-    ps_profile *p = measure(PS_GPU_TIMER_CUPTI, 0, &st, &err);
+    ps_profile *p = NULL;
+    for (int i = 0; i < TRIES && st == PS_OK && (!p || !plausible_gap(p)); i++) {
+        ps_profile_free(p);
+        reset();
+        p = measure(PS_GPU_TIMER_CUPTI, 0, &st, &err);
+    }
     CHECK(p && st == PS_OK, "%s: %s", err.subject, err.message);
     if (!p)
         return;
@@ -335,9 +345,8 @@ static void test_rig(void) {
         CHECK(fabs(p->points[i].time_s.median / want - 1) < 1e-4, "point %u: %g, not %g", i,
               p->points[i].time_s.median, want);
     }
-    /* A gap and an event that both hold what the player pauses. Where others take the cores the difference of two medians may
-     * be anything down to 0, which is what a negative one is taken for. */
-    CHECK(g->timer_gap_s >= 0 && g->timer_gap_s < 1e-1, "%g", g->timer_gap_s);
+    /* A gap and an event that both hold what the player pauses: what it really takes is not less than what it records. */
+    CHECK(plausible_gap(p), "%g", g->timer_gap_s);
     CHECK(g->n_checks == 3, "%u", g->n_checks);
     for (uint32_t i = 0; i < g->n_checks; i++)
         CHECK(g->checks[i].n >= 3 && g->checks[i].median_frac > -1 &&

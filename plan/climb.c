@@ -53,6 +53,13 @@ static ps_status fit(ps_search *s, ps_schedule *c, uint64_t avail, bool exact, b
     return *out ? PS_OK : bare(s, c, avail, exact, out);
 }
 
+static uint32_t shorter_step(uint32_t step) { /* the next lower power of two */
+    uint32_t to = 1;
+    while (to * 2 < step)
+        to *= 2;
+    return to;
+}
+
 /* The longest step whose work arena leaves enough for weights, nothing resident. */
 static ps_status shorten(ps_search *s, ps_schedule *c, uint64_t avail) {
     for (;;) {
@@ -67,10 +74,7 @@ static ps_status shorten(ps_search *s, ps_schedule *c, uint64_t avail) {
                      ps_round_up(work, PS_VRAM_ALIGN) + ps_round_up(small, PS_VRAM_ALIGN) > avail;
         if (!tight || c->max_step <= (never ? PS_PLAN_DECODE_TOKENS : MIN_STEP))
             return PS_OK;
-        uint32_t to = 1;
-        while (to * 2 < c->max_step)
-            to *= 2;
-        c->max_step = to;
+        c->max_step = shorter_step(c->max_step);
     }
 }
 
@@ -102,10 +106,7 @@ ps_status ps_climb_family(ps_search *s, ps_family f, uint64_t avail, uint32_t n_
         if (status || *out || c->max_step <= PS_PLAN_DECODE_TOKENS)
             break;
         /* Products of resident weights can want more scratch than streamed ones: shorter steps take less. */
-        uint32_t to = 1;
-        while (to * 2 < c->max_step)
-            to *= 2;
-        c->max_step = to;
+        c->max_step = shorter_step(c->max_step);
         ps_climb_family_rules(s, f, c);
         memset(&c->mix, 0, sizeof c->mix);
         c->n_kv = 0;
@@ -212,9 +213,7 @@ static uint32_t moves_of(const ps_search *s, ps_schedule *c, ps_path path, move 
     rule_moves(s, c, &c->decode, decode, m, &n);
     if (prompt != decode)
         rule_moves(s, c, &c->prompt, prompt, m, &n);
-    uint32_t shorter = 1;
-    while (shorter * 2 < c->max_step)
-        shorter *= 2;
+    uint32_t shorter = shorter_step(c->max_step);
     if (!all && shorter >= MIN_STEP && shorter >= prompt)
         add_value(m, &n, &c->max_step, shorter, SHAPE);
     return n;
@@ -236,6 +235,19 @@ static ps_status look_at(ps_search *s, ps_schedule *c, int changes, uint64_t ava
     return status || !fits || c->work_bytes == UINT64_MAX ? status : ps_climb_time(s, c);
 }
 
+/* Take c instead of *best where it is clearly better; nothing where they are the same. */
+static ps_status consider(ps_search *s, ps_schedule *best, ps_schedule *c, int changes, uint64_t avail,
+                          bool *out_better) {
+    if (memcmp(c, best, sizeof *c) == 0)
+        return PS_OK;
+    ps_status status = look_at(s, c, changes, avail);
+    if (!status && c->workload_s < best->workload_s * (c->path == best->path ? PS_CLEARLY : another_path)) {
+        *best = *c;
+        *out_better = true;
+    }
+    return status;
+}
+
 /* Families' rules for a tier as moves. */
 static ps_status try_rules(ps_search *s, ps_schedule *best, uint64_t avail, bool *out_better) {
     for (int f = 0; f < PS_FAMILY_COUNT; f++)
@@ -248,15 +260,9 @@ static ps_status try_rules(ps_search *s, ps_schedule *best, uint64_t avail, bool
                 c.prompt = rules.prompt;
             else
                 c.decode = rules.decode;
-            if (memcmp(&c, best, sizeof c) == 0)
-                continue;
-            ps_status status = look_at(s, &c, WORK, avail);
+            ps_status status = consider(s, best, &c, WORK, avail, out_better);
             if (status)
                 return status;
-            if (c.workload_s < best->workload_s * PS_CLEARLY) {
-                *best = c;
-                *out_better = true;
-            }
         }
     return PS_OK;
 }
@@ -284,15 +290,9 @@ static ps_status try_bus(ps_search *s, ps_schedule *best, uint64_t avail, bool *
         c.decode.bus = to[i].bus;
         c.decode.ffn = to[i].share;
         c.decode.ffn_shift = c.decode.ffn_shift_more = to[i].shift;
-        if (memcmp(&c, best, sizeof c) == 0)
-            continue;
-        ps_status status = look_at(s, &c, WORK, avail);
+        ps_status status = consider(s, best, &c, WORK, avail, out_better);
         if (status)
             return status;
-        if (c.workload_s < best->workload_s * PS_CLEARLY) {
-            *best = c;
-            *out_better = true;
-        }
     }
     return PS_OK;
 }
@@ -316,15 +316,9 @@ static ps_status try_head_last(ps_search *s, ps_schedule *best, ps_path path, ui
         c.decode.head_shift = 0;
         if (ps_decode_tokens(&s->lr, c.max_step) <= PS_PLAN_DECODE_TOKENS)
             c.decode.head_bus = i % HEADS == 2 ? PS_WHERE_STREAM : PS_WHERE_DIRECT;
-        if (memcmp(&c, best, sizeof c) == 0)
-            continue;
-        ps_status status = look_at(s, &c, SHAPE, avail);
+        ps_status status = consider(s, best, &c, SHAPE, avail, out_better);
         if (status)
             return status;
-        if (c.workload_s < best->workload_s * (c.path == best->path ? PS_CLEARLY : another_path)) {
-            *best = c;
-            *out_better = true;
-        }
     }
     return PS_OK;
 }
@@ -353,17 +347,12 @@ ps_status ps_climb_moves(ps_search *s, ps_schedule *best, ps_path path, uint64_t
                     *(int32_t *)((char *)&c + offset) += moves[i].by;
                 else
                     *(uint32_t *)((char *)&c + offset) = moves[i].to;
-                again = false;
-                if (memcmp(&c, best, sizeof c) == 0)
-                    break;
-                status = look_at(s, &c, moves[i].changes, avail);
+                bool better = false;
+                status = consider(s, best, &c, moves[i].changes, avail, &better);
                 if (status)
                     return status;
-                if (c.workload_s < best->workload_s * (c.path != best->path ? another_path : PS_CLEARLY)) {
-                    *best = c;
-                    more = true;
-                    again = moves[i].shift != NULL;
-                }
+                more = more || better;
+                again = better && moves[i].shift;
             }
         }
     }

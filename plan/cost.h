@@ -58,6 +58,18 @@ typedef struct ps_cost_model ps_cost_model;
 ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_error *err);
 void ps_cost_model_free(ps_cost_model *model);
 
+/* What a point of a profile answers. */
+static inline ps_cost_query ps_cost_query_of(const ps_profile_point *p) {
+    return (ps_cost_query){.kernel = p->kernel,
+                           .rows = p->rows,
+                           .cols = p->cols,
+                           .heads_kv = p->heads_kv,
+                           .kv_len = (double)p->kv_len,
+                           .n_tokens = p->n_tokens,
+                           .n_threads = p->n_threads,
+                           .beside = p->beside};
+}
+
 /* Time of one call; *out is written and true returned if the kernel has points beside `beside`. */
 bool ps_cost_lookup(const ps_cost_model *model, const ps_cost_query *query, ps_cost *out);
 

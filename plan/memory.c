@@ -41,26 +41,26 @@ ps_status ps_memory_place(const ps_program *p, const bool *conflict, ps_tier *ti
                           uint64_t base, uint64_t *out_end, ps_error *err) {
     uint32_t all = p->n_buffers, n = 0;
     uint64_t end = base;
-    placed *todo = calloc(all ? all : 1, sizeof *todo), *in_way = calloc(all ? all : 1, sizeof *in_way);
+    placed *sorted = calloc(all ? all : 1, sizeof *sorted), *in_way = calloc(all ? all : 1, sizeof *in_way);
     ps_status status = PS_OK;
-    if (!todo || !in_way) {
+    if (!sorted || !in_way) {
         status = ps_error_set(err, PS_E_NOMEM, "memory map", "no memory for %u buffers", all);
         goto done;
     }
     for (uint32_t i = 0; i < all; i++)
         if (p->buffers[i].space == space)
-            todo[n++] = (placed){.buffer = i, .bytes = ps_memory_buffer_bytes(&p->buffers[i], tier)};
-    qsort(todo, n, sizeof *todo, largest_first);
+            sorted[n++] = (placed){.buffer = i, .bytes = ps_memory_buffer_bytes(&p->buffers[i], tier)};
+    qsort(sorted, n, sizeof *sorted, largest_first);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t n_in_way = 0;
         for (uint32_t k = 0; k < i; k++)
-            if (conflict[(uint64_t)todo[i].buffer * all + todo[k].buffer])
-                in_way[n_in_way++] = todo[k];
+            if (conflict[(uint64_t)sorted[i].buffer * all + sorted[k].buffer])
+                in_way[n_in_way++] = sorted[k];
         qsort(in_way, n_in_way, sizeof *in_way, lowest_first);
         uint64_t best = UINT64_MAX, best_gap = UINT64_MAX, at = base, top;
         for (uint32_t k = 0; k < n_in_way; k++) {
             uint64_t gap = in_way[k].offset > at ? in_way[k].offset - at : 0;
-            if (gap >= todo[i].bytes && gap < best_gap) {
+            if (gap >= sorted[i].bytes && gap < best_gap) {
                 best = at;
                 best_gap = gap;
             }
@@ -69,18 +69,18 @@ ps_status ps_memory_place(const ps_program *p, const bool *conflict, ps_tier *ti
         }
         if (best == UINT64_MAX)
             best = at;
-        if (!ps_add_u64(best, todo[i].bytes, &top) || !ps_align_u64(top, aligns[space], &top)) {
+        if (!ps_add_u64(best, sorted[i].bytes, &top) || !ps_align_u64(top, aligns[space], &top)) {
             status = ps_error_set(err, PS_E_INFEASIBLE, "memory map",
                                   "buffers of %u tokens exceed 2^64 bytes", tier->max_tokens);
             goto done;
         }
-        todo[i].offset = tier->buffer_offset[todo[i].buffer] = best;
-        todo[i].bytes = top - best;
+        sorted[i].offset = tier->buffer_offset[sorted[i].buffer] = best;
+        sorted[i].bytes = top - best;
         end = top > end ? top : end;
     }
     *out_end = end;
 done:
-    free(todo);
+    free(sorted);
     free(in_way);
     return status;
 }

@@ -173,8 +173,8 @@ static double beside_factor(const scaling *s, ps_beside beside) {
 static bool shared_out(const scaling *s, const ps_profile_point *p) {
     if (s->n_threads == s->largest || p->n_threads != s->largest || !(p->time_s.median > 0))
         return false;
-    const ps_cost_query q = {p->kernel,         p->rows,     p->cols,      p->heads_kv,
-                             (double)p->kv_len, p->n_tokens, s->n_threads, p->beside};
+    ps_cost_query q = ps_cost_query_of(p);
+    q.n_threads = s->n_threads;
     ps_cost c;
     if (s->n_threads > s->largest)
         return reads(ps_catalogue_find(s->from, p->kernel)->op);

@@ -88,14 +88,7 @@ static bool draw(const ps_profile *p, bool of_model, ps_profile_point *out) {
 
 /* The answer of the profile; false: it is a point of it, or beyond all of them. */
 static bool answer(const ps_cost_model *m, const ps_profile_point *p, ps_cost *out) {
-    const ps_cost_query q = {.kernel = p->kernel,
-                             .rows = p->rows,
-                             .cols = p->cols,
-                             .heads_kv = p->heads_kv,
-                             .kv_len = (double)p->kv_len,
-                             .n_tokens = p->n_tokens,
-                             .n_threads = p->n_threads,
-                             .beside = p->beside};
+    const ps_cost_query q = ps_cost_query_of(p);
     return ps_cost_lookup(m, &q, out) && out->quality == PS_COST_INTERPOLATED;
 }
 

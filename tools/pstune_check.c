@@ -80,14 +80,7 @@ static ps_status judge(const ps_profile *profile, const ps_profile *now, bool mo
         const ps_profile_point *p = &now->points[i];
         if (p->n_threads == 0 || p->beside != PS_BESIDE_IDLE || p->time_s.n == 0)
             continue;
-        const ps_cost_query q = {.kernel = p->kernel,
-                                 .rows = p->rows,
-                                 .cols = p->cols,
-                                 .heads_kv = p->heads_kv,
-                                 .kv_len = (double)p->kv_len,
-                                 .n_tokens = p->n_tokens,
-                                 .n_threads = p->n_threads,
-                                 .beside = p->beside};
+        const ps_cost_query q = ps_cost_query_of(p);
         row *r = &v->rows[v->n++];
         r->found = p;
         r->known = ps_cost_lookup(cost, &q, &r->said);

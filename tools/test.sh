@@ -38,7 +38,7 @@ suite() {
   if ! { cmake --preset "$preset" && cmake --build --preset "$preset" -j "$jobs" --target "$target"; } >"$log/build" 2>&1; then
     failed=$((failed + 1))
     say "FAILED: build $preset"
-    grep -E -A5 'error|FAILED' "$log/build" | head -n 60
+    grep -E -A5 '[Ee]rror|FAILED' "$log/build" | head -n 60
     return
   fi
   # A leak that LeakSanitizer finds at exit does not change a Criterion program's result, so reports go to

@@ -17,6 +17,13 @@ typedef struct ps_built_program {
     bool *conflict;
 } ps_built_program;
 
+/* A level that does not fit, as asked for, and what is short. n_seqs 0: none is known. */
+typedef struct ps_too_small {
+    ps_level_request level;
+    bool vram;      /* the budget; otherwise host memory */
+    ps_shortage is; /* without what would fit; for VRAM memory_bytes alone */
+} ps_too_small;
+
 typedef struct ps_building {
     const ps_plan_request *q;
     ps_plan *plan;
@@ -59,20 +66,26 @@ typedef struct ps_schedule {
     double decode_s, prompt_s, workload_s; /* of a step, of all prompts, of all */
 } ps_schedule;
 
+/* As ps_plan_search, but for what is said where a level does not fit: that it does not, and which in *too_small. */
+ps_status ps_build_plan(const ps_plan_request *q, ps_plan **out, ps_plan_report *report,
+                        ps_too_small *too_small, ps_error *err);
+/* Programs, offsets and sizes of a level without a GPU; times only where `level` is wanted for a plan. *out_kv_end: end of the
+ * caches, UINT64_MAX where they overflow. */
+ps_status ps_host_build(ps_building *b, const ps_level_request *lr, bool with_times, ps_level *level,
+                        uint64_t *out_kv_end);
+
 /* Bytes that a level has before any arena. */
 uint64_t ps_gpu_base_bytes(const ps_profile *p);
 /* The level by its schedule. resident: the set as grown for it. */
 ps_status ps_gpu_build(ps_building *b, const ps_level_request *lr, const ps_schedule *schedule,
                        const ps_resident_set *resident, ps_level *level);
-/* Why no schedule fits the budget. */
-ps_status ps_gpu_too_small(ps_building *b, const ps_level_request *lr, ps_shortage *shortage);
 /* The least bytes beside base with which there is a schedule. */
 ps_status ps_gpu_least(ps_building *b, const ps_level_request *lr, uint64_t *out_work, uint64_t *out_all);
 
 /* All levels with a GPU, into out[]: at[n] gives their places among the levels asked for, which ascend. reports: NULL, or one for
  * each. */
 ps_status ps_gpu_plan(ps_building *b, const ps_level_request *levels, const uint32_t *at, uint32_t n,
-                      ps_level *out, ps_level_report *reports, uint64_t *looked_at, ps_shortage *shortage);
+                      ps_level *out, ps_level_report *reports, uint64_t *looked_at, ps_too_small *too_small);
 
 #ifdef __cplusplus
 }

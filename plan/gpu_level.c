@@ -1,4 +1,4 @@
-/* A level with a GPU from its schedule: programs, memory, placements; and what is said where none fits. See build.h.
+/* A level with a GPU from its schedule: programs, memory, placements; and the least that there must be for one. See build.h.
  *
  * Of the budget, base (context, libraries, the executor's own) comes first; the work arena holds KV, buffers, slots and scratch
  * of the tier that takes most; resident weights take the rest. */
@@ -73,53 +73,6 @@ ps_status ps_gpu_least(ps_building *b, const ps_level_request *lr, uint64_t *out
     *out_all = least > UINT64_MAX / 4 ? UINT64_MAX / 4 / PS_VRAM_ALIGN * PS_VRAM_ALIGN
                                       : handles(least) + handles(ps_resident_small_bytes(b->q->model));
     return status;
-}
-
-/* Why no schedule fits the budget. */
-ps_status ps_gpu_too_small(ps_building *b, const ps_level_request *lr, ps_shortage *shortage) {
-    const ps_profile *p = b->q->profile;
-    ps_error *err = b->err;
-    ps_shortage s = {.memory_bytes = lr->budget_bytes};
-    uint64_t work = 0, all, small = ps_resident_small_bytes(b->q->model), base = ps_gpu_base_bytes(p);
-    ps_level_request at = *lr;
-    ps_status status = PS_OK;
-    for (uint64_t context = lr->bucket_tokens; context && !status; context /= 2) {
-        at.bucket_tokens = context;
-        status = ps_gpu_least(b, &at, &work, &all);
-        if (status == PS_E_INFEASIBLE) { /* a cache of more than 2^64 bytes */
-            status = PS_OK;
-            work = UINT64_MAX / 4;
-        }
-        uint64_t need = base + handles(work) + handles(small);
-        if (context == lr->bucket_tokens) {
-            s.needed_bytes = need;
-            s.largest_bytes = base;
-            snprintf(s.largest, sizeof s.largest, "context and libraries");
-            if (work > s.largest_bytes || small > s.largest_bytes) {
-                s.largest_bytes = work > small ? work : small;
-                snprintf(s.largest, sizeof s.largest, "%s",
-                         work > small ? "activations and slots" : "norms and routers");
-            }
-        } else if (need <= lr->budget_bytes) {
-            s.nearest_context = context;
-            break;
-        }
-    }
-    if (status)
-        return status;
-    s.nearest_budget_bytes = (s.needed_bytes + (1 << 20) - 1) >> 20 << 20;
-    if (shortage)
-        *shortage = s;
-    char fits[64] = "no context fits";
-    if (s.nearest_context)
-        snprintf(fits, sizeof fits, "a context of %llu would fit", (unsigned long long)s.nearest_context);
-    uint64_t short_by = s.needed_bytes > lr->budget_bytes ? s.needed_bytes - lr->budget_bytes : 0;
-    return ps_error_set(
-        err, PS_E_INFEASIBLE, lr->budget,
-        "context %llu needs at least %.2f GB of VRAM: %llu bytes short; the largest part is %s with "
-        "%.2f GB; %lluMiB would do; %s",
-        (unsigned long long)lr->bucket_tokens, (double)s.needed_bytes / 1e9, (unsigned long long)short_by,
-        s.largest, (double)s.largest_bytes / 1e9, (unsigned long long)(s.nearest_budget_bytes >> 20), fits);
 }
 
 /* What the programs do with the weights of each shard decides how its placement is called. */

@@ -279,7 +279,7 @@ static void free_gpu_levels(gpu_levels *g) {
 }
 
 ps_status ps_gpu_plan(ps_building *b, const ps_level_request *levels, const uint32_t *at, uint32_t n,
-                      ps_level *out, ps_level_report *reports, uint64_t *looked_at, ps_shortage *shortage) {
+                      ps_level *out, ps_level_report *reports, uint64_t *looked_at, ps_too_small *too_small) {
     const uint32_t tries = 16 + 4 * n;
     gpu_levels levels_of = {.n = n,
                             .at = at,
@@ -297,7 +297,8 @@ ps_status ps_gpu_plan(ps_building *b, const ps_level_request *levels, const uint
         g->team[i] = levels[g->at[i]].n_threads;
         status = choose(b, levels, g, i, PS_PATH_COUNT);
         if (status == PS_E_INFEASIBLE)
-            status = ps_gpu_too_small(b, &levels[g->at[i]], shortage);
+            *too_small = (ps_too_small){
+                .level = levels[g->at[i]], .vram = true, .is.memory_bytes = levels[g->at[i]].budget_bytes};
     }
     if (!status && !b->q->forced)
         status = choose_teams(b, levels, g);

@@ -1,19 +1,19 @@
-/* What does fit, where a level does not: found by planning, so that it is true whatever the planner does. */
+/* What does fit, where a level does not. Private to the planner. */
 #ifndef PS_PLAN_NEAREST_H
 #define PS_PLAN_NEAREST_H
 
-#include "plan/planner.h"
+#include "plan/build.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* request: as ps_plan_build refused it with PS_E_INFEASIBLE and *shortage. Finds the first of its levels that does not fit by
- * itself and makes the numbers exact: the least budget, in MiB, at which it fits and a MiB less does not (VRAM is short;
- * needed_bytes then is that budget), and the longest context, a multiple of 256, that fits where 256 more do not. Sets err
- * anew, with the same subject. Plans a dozen levels or two. Errors: PS_E_INFEASIBLE when done, PS_E_NOMEM and others of
- * ps_plan_build; PS_OK only where every level fits by itself: shortage and err are as they were. Pure; any thread. */
-ps_status ps_plan_nearest(const ps_plan_request *request, ps_shortage *shortage, ps_error *err);
+/* too_small: as ps_build_plan left it. Makes its numbers exact and sets err, the subject being the budget or "host memory": bytes
+ * needed, with which the level fits and a byte less does not (VRAM); the same budget rounded up to a MiB; and the longest
+ * context, a multiple of 256, that fits where 256 more do not. They are found on the memory layout alone, and then planned once,
+ * so that they are true whatever the planner does. Errors: PS_E_INFEASIBLE when done, PS_E_NOMEM and others of
+ * ps_plan_build. Pure; any thread. */
+ps_status ps_nearest(const ps_plan_request *request, ps_too_small *too_small, ps_error *err);
 
 #ifdef __cplusplus
 }

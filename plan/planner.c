@@ -11,6 +11,7 @@
 #include "plan/bounds.h"
 #include "plan/build.h"
 #include "plan/memory.h"
+#include "plan/nearest.h"
 #include "plan/search.h"
 #include "plan/simulate.h"
 
@@ -57,9 +58,8 @@ ps_lower_request ps_build_request(const ps_plan_request *q, const ps_level_reque
     };
 }
 
-/* Programs, offsets and sizes of a level; times only where `level` is wanted for a plan. */
-static ps_status build_level(ps_building *b, const ps_level_request *lr, bool with_times, ps_level *level,
-                             uint64_t *out_kv_end) {
+ps_status ps_host_build(ps_building *b, const ps_level_request *lr, bool with_times, ps_level *level,
+                        uint64_t *out_kv_end) {
     const ps_model *m = b->q->model;
     ps_arena *arena = with_times ? b->plan->arena : b->work;
     uint32_t sizes[MAX_TIERS];
@@ -104,29 +104,11 @@ static ps_status build_level(ps_building *b, const ps_level_request *lr, bool wi
     return PS_OK;
 }
 
-/* Longest context, a multiple of 256, that fits with the other wishes unchanged; 0 if not even 256 does. */
-static uint64_t nearest_context(ps_building *b, const ps_level_request *lr, uint64_t memory) {
-    uint64_t lo = 0, hi = lr->bucket_tokens / 256; /* in units; lo fits, hi does not */
-    while (hi - lo > 1) {
-        ps_level_request try = *lr;
-        ps_level level = {0};
-        uint64_t kv, mid = lo + (hi - lo) / 2;
-        ps_error *err = b->err;
-        try.bucket_tokens = mid * 256;
-        b->err = NULL;
-        bool fits = build_level(b, &try, false, &level, &kv) == PS_OK && level.peak_host_bytes <= memory;
-        b->err = err;
-        if (fits)
-            lo = mid;
-        else
-            hi = mid;
-    }
-    return lo * 256;
-}
-
+/* The level's programs are built, but the machine has not the memory. */
 static ps_status infeasible(ps_building *b, const ps_level_request *lr, const ps_level *level,
-                            uint64_t kv_bytes, uint64_t memory, ps_shortage *shortage) {
-    ps_shortage s = {.needed_bytes = level->peak_host_bytes, .memory_bytes = memory};
+                            uint64_t kv_bytes, uint64_t memory, ps_too_small *out) {
+    *out =
+        (ps_too_small){.level = *lr, .is = {.needed_bytes = level->peak_host_bytes, .memory_bytes = memory}};
     const struct {
         const char *name;
         uint64_t bytes;
@@ -135,22 +117,11 @@ static ps_status infeasible(ps_building *b, const ps_level_request *lr, const ps
         {"kv cache", kv_bytes},
         {"activations and scratch", kv_bytes == UINT64_MAX ? 0 : level->host_arena_bytes - kv_bytes}};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        if (parts[i].bytes > s.largest_bytes) {
-            s.largest_bytes = parts[i].bytes;
-            snprintf(s.largest, sizeof s.largest, "%s", parts[i].name);
+        if (parts[i].bytes > out->is.largest_bytes) {
+            out->is.largest_bytes = parts[i].bytes;
+            snprintf(out->is.largest, sizeof out->is.largest, "%s", parts[i].name);
         }
-    s.nearest_context = nearest_context(b, lr, memory);
-    if (shortage)
-        *shortage = s;
-    char fits[64] = "no context fits";
-    if (s.nearest_context)
-        snprintf(fits, sizeof fits, "a context of %llu would fit", (unsigned long long)s.nearest_context);
-    return ps_error_set(
-        b->err, PS_E_INFEASIBLE, "host memory",
-        "context %llu needs %.2f GB, the machine has %.2f GB: %llu bytes short; the largest part is the "
-        "%s with %.2f GB; %s",
-        (unsigned long long)lr->bucket_tokens, (double)s.needed_bytes / 1e9, (double)memory / 1e9,
-        (unsigned long long)(s.needed_bytes - memory), s.largest, (double)s.largest_bytes / 1e9, fits);
+    return ps_error_set(b->err, PS_E_INFEASIBLE, "host memory", "does not fit");
 }
 
 static ps_status check_request(const ps_plan_request *q, ps_error *err) {
@@ -326,7 +297,7 @@ static void add_level(ps_plan *plan, const ps_level *l, ps_plan_report *report, 
 
 /* Build every level asked for, in order, into the plan. */
 static ps_status build_levels(ps_building *b, const ps_level_request *levels, ps_plan_report *report,
-                              ps_shortage *shortage) {
+                              ps_too_small *too_small) {
     const ps_plan_request *q = b->q;
     uint64_t memory = q->memory_bytes ? q->memory_bytes : q->profile->topology.memory_bytes;
     uint32_t *at = calloc(q->n_levels, sizeof *at), n = 0; /* those with a GPU */
@@ -345,9 +316,9 @@ static ps_status build_levels(ps_building *b, const ps_level_request *levels, ps
         uint64_t kv_bytes = 0;
         status = host_team(b, &lr);
         if (!status)
-            status = build_level(b, &lr, true, &level, &kv_bytes);
+            status = ps_host_build(b, &lr, true, &level, &kv_bytes);
         if (!status && memory && level.peak_host_bytes > memory)
-            status = infeasible(b, &lr, &level, kv_bytes, memory, shortage);
+            status = infeasible(b, &levels[i], &level, kv_bytes, memory, too_small);
         if (status || known_level(b->plan, &level))
             continue;
         ps_level_report r = {.bucket_tokens = lr.bucket_tokens,
@@ -359,14 +330,14 @@ static ps_status build_levels(ps_building *b, const ps_level_request *levels, ps
         add_level(b->plan, &level, report, &r);
     }
     if (!status && n)
-        status = ps_gpu_plan(b, levels, at, n, built, report ? reports : NULL, &looked_at, shortage);
+        status = ps_gpu_plan(b, levels, at, n, built, report ? reports : NULL, &looked_at, too_small);
     for (uint32_t i = 0; i < n && !status; i++) {
         if (memory && built[i].peak_host_bytes > memory) {
             uint64_t kv_bytes = 0;
             for (uint32_t l = 0; l < q->model->n_layers; l++)
                 if (built[i].kv[l].space == PS_SPACE_HOST)
                     kv_bytes += built[i].kv[l].bytes * built[i].n_seqs;
-            status = infeasible(b, &levels[at[i]], &built[i], kv_bytes, memory, shortage);
+            status = infeasible(b, &levels[at[i]], &built[i], kv_bytes, memory, too_small);
         }
         if (!status && !known_level(b->plan, &built[i]))
             add_level(b->plan, &built[i], report, &reports[i]);
@@ -410,6 +381,17 @@ ps_status ps_plan_build(const ps_plan_request *q, ps_plan **out, ps_shortage *sh
 
 ps_status ps_plan_search(const ps_plan_request *q, ps_plan **out, ps_plan_report *report,
                          ps_shortage *shortage, ps_error *err) {
+    ps_too_small too_small = {0};
+    ps_status status = ps_build_plan(q, out, report, &too_small, err);
+    if (status == PS_E_INFEASIBLE && too_small.level.n_seqs != 0)
+        status = ps_nearest(q, &too_small, err);
+    if (status == PS_E_INFEASIBLE && shortage)
+        *shortage = too_small.is;
+    return status;
+}
+
+ps_status ps_build_plan(const ps_plan_request *q, ps_plan **out, ps_plan_report *report,
+                        ps_too_small *too_small, ps_error *err) {
     ps_status status = check_request(q, err);
     ps_plan_report to = {0};
     if (status)
@@ -436,7 +418,7 @@ ps_status ps_plan_search(const ps_plan_request *q, ps_plan **out, ps_plan_report
         status = ps_build_no_memory(err);
         goto done;
     }
-    status = build_levels(&b, levels, report ? &to : NULL, shortage);
+    status = build_levels(&b, levels, report ? &to : NULL, too_small);
     if (status)
         goto done;
     status = collect_kernels(&b);

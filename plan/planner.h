@@ -45,13 +45,14 @@ typedef struct ps_plan_request {
     const char *tool, *created;            /* as in ps_plan */
 } ps_plan_request;
 
-/* Why a level does not fit. */
+/* Why the first level that does not fit does not, and what by itself would, the other wishes unchanged. Exact: see plan/nearest.h. */
 typedef struct ps_shortage {
-    uint64_t needed_bytes, memory_bytes; /* all bytes of the level; what there is */
-    char largest[48];                    /* what takes most: "weights", "kv cache", "activations" */
+    uint64_t needed_bytes; /* all bytes of the level in host memory; of VRAM the least budget that would do */
+    uint64_t memory_bytes; /* what there is: host memory, or the budget */
+    char largest[48];      /* what takes most: "weights", "kv cache", "context and libraries" ... */
     uint64_t largest_bytes;
-    uint64_t nearest_context;      /* longest context that fits with these sequences, 0: none */
-    uint64_t nearest_budget_bytes; /* of VRAM: the least that would do; 0 where host memory is short */
+    uint64_t nearest_context;      /* longest context that fits, a multiple of 256; 0: none */
+    uint64_t nearest_budget_bytes; /* of VRAM: needed_bytes in whole MiB; 0 where host memory is short */
 } ps_shortage;
 
 /* A way to run a level, and what it is predicted to come to: a step of one token per sequence, in the mean of an empty and a
@@ -96,7 +97,7 @@ ps_status ps_plan_auto_budgets(const ps_plan_request *request, uint64_t *out, ui
 double ps_plan_workload_s(const ps_plan_request *request, const ps_level *level);
 
 /* Build a plan. On PS_OK the caller frees *out with ps_plan_free; the same request gives the same plan.
- * shortage: may be NULL; written with PS_E_INFEASIBLE. Errors: PS_E_USAGE (context beyond the model's, threads
+ * shortage: may be NULL; written with PS_E_INFEASIBLE, all 0 where no number can be told. Errors: PS_E_USAGE (context beyond the model's, threads
  * beyond the profile's, no levels), PS_E_UNSUPPORTED (no kernel), PS_E_UNAVAILABLE (a budget without a GPU),
  * PS_E_INFEASIBLE, PS_E_NOMEM. Pure; any thread. */
 ps_status ps_plan_build(const ps_plan_request *request, ps_plan **out, ps_shortage *shortage, ps_error *err);

@@ -265,9 +265,7 @@ static ps_status find_ratios(const ps_whatif *w, scaling *s, ps_error *err) {
     const ps_profile_gpu *g = &p->gpu;
     bool asks_gpu =
         w->pcie_bytes_per_s != 0 || w->hbm_bytes_per_s != 0 || w->gpu_flops_per_s != 0 || w->vram_bytes != 0;
-    if (w->no_gpu && asks_gpu)
-        return ps_error_set(err, PS_E_USAGE, "no-gpu", "nothing of a GPU can be asked for with it");
-    if ((w->no_gpu || asks_gpu) && g->name[0] == '\0')
+    if (asks_gpu && g->name[0] == '\0')
         return ps_error_set(err, PS_E_UNAVAILABLE, "gpu", "the profile has none to change");
     if (w->vram_bytes && w->vram_bytes <= g->base_bytes)
         return ps_error_set(err, PS_E_USAGE, "vram", "context and libraries alone take %llu bytes",
@@ -411,8 +409,14 @@ static void change_machine(const ps_whatif *w, ps_profile *to) {
     to->synthetic = true;
 }
 
-ps_status ps_profile_whatif(const ps_profile *profile, const ps_whatif *wish, ps_profile **out,
+ps_status ps_profile_whatif(const ps_profile *profile, const ps_whatif *asked_for, ps_profile **out,
                             ps_error *err) {
+    ps_whatif wishes = *asked_for;
+    const ps_whatif *wish = &wishes;
+    if (wishes.no_gpu && (wish->pcie_bytes_per_s != 0 || wish->hbm_bytes_per_s != 0 ||
+                          wish->gpu_flops_per_s != 0 || wish->vram_bytes != 0))
+        return ps_error_set(err, PS_E_USAGE, "no-gpu", "nothing of a GPU can be asked for with it");
+    wishes.no_gpu = wishes.no_gpu && profile->gpu.name[0]; /* nothing to leave out */
     scaling s = {.from = profile, .n_threads = profile->topology.n_allowed};
     ps_cost_model *cost = NULL;
     ps_profile *to = NULL;

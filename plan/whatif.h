@@ -21,7 +21,7 @@ typedef struct ps_whatif {
     double cpu_flops_per_s; /* best product of all allowed threads (their share in the best of the profile) */
     uint64_t vram_bytes, memory_bytes;
     uint32_t n_threads; /* cores, one thread each, all of them allowed */
-    bool no_gpu;
+    bool no_gpu;        /* of a machine without one nothing is asked */
 } ps_whatif;
 
 /* The profile of the machine that `profile`'s would be. Nothing asked for: an equal copy. Otherwise it is marked synthetic,

@@ -44,9 +44,31 @@ ps_status psplan_profile_read(const char *path, ps_profile **out, ps_error *err)
 enum { PSPLAN_MAX_LIST = 32 };
 ps_status psplan_split_list(const char *option, const char *text, char out[PSPLAN_MAX_LIST][24],
                             uint32_t *out_n, ps_error *err);
-/* "prompt=1024,output=256,parallel=1", in any order, some of them or all. */
-ps_status psplan_parse_workload(const char *text, uint32_t *out_prompt, uint32_t *out_output,
-                                uint32_t *out_parallel, ps_error *err);
+/* gpu, direct, static, dynamic or split. Errors: PS_E_USAGE, as of all parsers here. */
+ps_status psplan_parse_family(const char *text, ps_family *out, ps_error *err);
+
+/* Tokens of a sequence (0: as usual), and how many sequences. */
+typedef struct psplan_workload {
+    uint32_t prompt, output, parallel;
+} psplan_workload;
+/* --workload: "prompt=1024,output=256,parallel=1", in any order, some of them or all, each once; and --parallel, which must not
+ * say otherwise. */
+ps_status psplan_parse_workload(const ps_opt_value *workload, const ps_opt_value *parallel,
+                                psplan_workload *out, ps_error *err);
+
+/* Budgets, each size once; bytes 0: without a GPU. Zero-initialise. */
+typedef struct psplan_budgets {
+    char name[PSPLAN_MAX_LIST][24];
+    uint64_t bytes[PSPLAN_MAX_LIST];
+    bool spelled[PSPLAN_MAX_LIST]; /* the name is as given, not made from a range */
+    uint32_t n;
+    bool automatic; /* and those where the schedule changes */
+} psplan_budgets;
+/* Add the budgets of a list: sizes, ranges as 2GiB-8GiB or 2GiB-8GiB/1GiB, auto, host. */
+ps_status psplan_parse_budgets(const char *text, psplan_budgets *b, ps_error *err);
+/* Add the budgets at which the schedule of that level changes (ps_plan_auto_budgets). */
+ps_status psplan_auto_budgets(const ps_plan_request *like, const ps_level_request *level, psplan_budgets *b,
+                              ps_error *err);
 
 /* Threads of a level where none are asked for: all that the profile allows, with a GPU from eight on one less. */
 uint32_t psplan_default_threads(const ps_profile *profile, uint64_t budget_bytes);

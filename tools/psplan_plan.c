@@ -6,7 +6,6 @@
 
 #include "core/file.h"
 #include "machine/topology.h"
-#include "plan/nearest.h"
 #include "psplan.h"
 
 static const ps_option options[] = {
@@ -56,23 +55,6 @@ static const char *profile_path(const ps_opt_value *values) {
     return machine ? machine : get(values, "profile")->text;
 }
 
-ps_status psplan_split_list(const char *option, const char *text, char out[MAX_LIST][24], uint32_t *out_n,
-                            ps_error *err) {
-    *out_n = 0;
-    for (const char *p = text;; p++) {
-        size_t len = strcspn(p, ",");
-        if (len == 0 || len >= 24)
-            return ps_error_set(err, PS_E_USAGE, option, "'%s' is not a list", text);
-        if (*out_n == MAX_LIST)
-            return ps_error_set(err, PS_E_USAGE, option, "more than %d entries", MAX_LIST);
-        memcpy(out[*out_n], p, len);
-        out[(*out_n)++][len] = '\0';
-        p += len;
-        if (*p == '\0')
-            return PS_OK;
-    }
-}
-
 static ps_status parse_numbers(const char *option, const char *text, uint64_t max, uint64_t *out,
                                uint32_t *out_n, ps_error *err) {
     char items[MAX_LIST][24];
@@ -84,115 +66,19 @@ static ps_status parse_numbers(const char *option, const char *text, uint64_t ma
     return status;
 }
 
-ps_status psplan_parse_workload(const char *text, uint32_t *out_prompt, uint32_t *out_output,
-                                uint32_t *out_parallel, ps_error *err) {
-    char items[MAX_LIST][24];
-    uint32_t n = 0;
-    ps_status status = psplan_split_list("--workload", text, items, &n, err);
-    for (uint32_t i = 0; i < n && !status; i++) {
-        uint32_t *to = strncmp(items[i], "prompt=", 7) == 0     ? out_prompt
-                       : strncmp(items[i], "output=", 7) == 0   ? out_output
-                       : strncmp(items[i], "parallel=", 9) == 0 ? out_parallel
-                                                                : NULL;
-        uint64_t v = 0, most = to == out_parallel ? 4096 : 1 << 24;
-        if (!to || !ps_parse_size(strchr(items[i], '=') + 1, &v) || v == 0 || v > most)
-            status = ps_error_set(err, PS_E_USAGE, "--workload",
-                                  "'%s' is none of prompt=N, output=N, parallel=N", items[i]);
-        else
-            *to = (uint32_t)v;
-    }
-    return status;
-}
-
 typedef struct wishes {
-    char budgets[MAX_LIST][24];
-    uint64_t budget_bytes[MAX_LIST], contexts[MAX_LIST], threads[MAX_LIST];
-    uint32_t n_budgets, n_contexts, n_threads;
-    bool automatic;                    /* budgets where the schedule changes, besides those of the list */
-    uint32_t prompt, output, parallel; /* 0: as usual */
-    ps_family family;                  /* PS_FAMILY_COUNT: the fastest */
+    psplan_budgets budgets;
+    uint64_t contexts[MAX_LIST], threads[MAX_LIST];
+    uint32_t n_contexts, n_threads;
+    psplan_workload workload;
+    ps_family family; /* PS_FAMILY_COUNT: the fastest */
 } wishes;
-
-static ps_status add_budget(wishes *w, const char *name, uint64_t bytes, ps_error *err) {
-    for (uint32_t i = 0; i < w->n_budgets; i++)
-        if (w->budget_bytes[i] == bytes && strcmp(w->budgets[i], name) != 0)
-            return ps_error_set(err, PS_E_USAGE, "--budget",
-                                "'%s' and '%s' are the same size; a budget has one name", w->budgets[i],
-                                name);
-        else if (w->budget_bytes[i] == bytes)
-            return PS_OK;
-    if (w->n_budgets == MAX_LIST)
-        return ps_error_set(err, PS_E_USAGE, "--budget", "more than %d budgets", MAX_LIST);
-    w->budget_bytes[w->n_budgets] = bytes;
-    snprintf(w->budgets[w->n_budgets++], sizeof w->budgets[0], "%s", name);
-    return PS_OK;
-}
-
-/* A budget without a name of its own. */
-static ps_status add_bytes(wishes *w, uint64_t bytes, ps_error *err) {
-    char name[24];
-    if (bytes % (1 << 30) == 0)
-        snprintf(name, sizeof name, "%lluGiB", (unsigned long long)(bytes >> 30));
-    else if (bytes % (1 << 20) == 0)
-        snprintf(name, sizeof name, "%lluMiB", (unsigned long long)(bytes >> 20));
-    else
-        snprintf(name, sizeof name, "%llu", (unsigned long long)bytes);
-    return add_budget(w, name, bytes, err);
-}
-
-/* "2GiB-8GiB/1GiB": from, to, by; without "by" doubled each time, and the end. */
-static ps_status add_range(wishes *w, const char *item, ps_error *err) {
-    char part[24];
-    uint64_t from = 0, to = 0, by = 0;
-    snprintf(part, sizeof part, "%s", item);
-    char *dash = strchr(part, '-'), *slash = strchr(part, '/');
-    *dash = '\0';
-    if (slash)
-        *slash = '\0';
-    if (slash < dash && slash)
-        dash = slash; /* "1/2-3": not a size */
-    if (!ps_parse_size(part, &from) || !ps_parse_size(dash + 1, &to) || from == 0 || to < from ||
-        (slash && (!ps_parse_size(slash + 1, &by) || by == 0)))
-        return ps_error_set(err, PS_E_USAGE, "--budget", "'%s' is no range: FROM-TO or FROM-TO/STEP", item);
-    ps_status status = PS_OK;
-    for (uint64_t b = from; b <= to && !status; b = by ? b + by : b * 2) {
-        status = add_bytes(w, b, err);
-        if (b > UINT64_MAX / 4)
-            break;
-    }
-    return status || by ? status : add_bytes(w, to, err);
-}
-
-static ps_status parse_budgets(const char *text, wishes *w, ps_error *err) {
-    char items[MAX_LIST][24];
-    uint32_t n = 0;
-    ps_status status = psplan_split_list("--budget", text, items, &n, err);
-    for (uint32_t i = 0; i < n && !status; i++) {
-        uint64_t bytes = 0;
-        if (strcmp(items[i], "auto") == 0) {
-            w->automatic = true;
-        } else if (strcmp(items[i], "host") == 0) {
-            status = add_budget(w, items[i], 0, err);
-        } else if (strchr(items[i], '-')) {
-            status = add_range(w, items[i], err);
-        } else if (!ps_parse_size(items[i], &bytes)) {
-            status = ps_error_set(err, PS_E_USAGE, "--budget",
-                                  "'%s' is neither a size, a range, auto nor host", items[i]);
-        } else if (bytes == 0) {
-            status =
-                ps_error_set(err, PS_E_USAGE, "--budget", "0 is no budget; without a GPU it is called host");
-        } else {
-            status = add_budget(w, items[i], bytes, err);
-        }
-    }
-    return status;
-}
 
 /* Families are of a GPU's budgets. */
 static ps_status check_force(const wishes *w, ps_error *err) {
-    bool vram = w->automatic;
-    for (uint32_t i = 0; i < w->n_budgets; i++)
-        vram = vram || w->budget_bytes[i] != 0;
+    bool vram = w->budgets.automatic;
+    for (uint32_t i = 0; i < w->budgets.n; i++)
+        vram = vram || w->budgets.bytes[i] != 0;
     return vram ? PS_OK
                 : ps_error_set(err, PS_E_USAGE, "--force",
                                "says how a GPU takes part; give a VRAM budget with --budget");
@@ -203,8 +89,9 @@ static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *e
     const char *format = get(values, "format")->text;
     if (get(values, "machine")->set && get(values, "profile")->set)
         return ps_error_set(err, PS_E_USAGE, "--machine", "is another name of --profile; give one of them");
-    ps_status status =
-        get(values, "budget")->set ? parse_budgets(get(values, "budget")->text, w, err) : PS_OK;
+    ps_status status = get(values, "budget")->set
+                           ? psplan_parse_budgets(get(values, "budget")->text, &w->budgets, err)
+                           : PS_OK;
     if (!status && get(values, "context")->set)
         status = parse_numbers("--context", get(values, "context")->text, UINT32_MAX, w->contexts,
                                &w->n_contexts, err);
@@ -213,20 +100,12 @@ static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *e
             parse_numbers("--threads", get(values, "threads")->text, 65536, w->threads, &w->n_threads, err);
     w->family = PS_FAMILY_COUNT;
     if (!status && get(values, "force")->set) {
-        w->family = ps_family_by_name(get(values, "force")->text);
-        if (w->family == PS_FAMILY_COUNT)
-            status = ps_error_set(err, PS_E_USAGE, "--force",
-                                  "'%s' is none of gpu, direct, static, dynamic, split",
-                                  get(values, "force")->text);
+        status = psplan_parse_family(get(values, "force")->text, &w->family, err);
         if (!status && get(values, "budget")->set)
             status = check_force(w, err);
     }
-    if (!status && get(values, "workload")->set)
-        status =
-            psplan_parse_workload(get(values, "workload")->text, &w->prompt, &w->output, &w->parallel, err);
-    if (!status && w->parallel && get(values, "parallel")->set && w->parallel != get(values, "parallel")->u64)
-        status = ps_error_set(err, PS_E_USAGE, "--workload", "parallel=%u is not what --parallel says",
-                              w->parallel);
+    if (!status)
+        status = psplan_parse_workload(get(values, "workload"), get(values, "parallel"), &w->workload, err);
     if (!status && format && strcmp(format, "yaml") != 0 && strcmp(format, "binary") != 0)
         status = ps_error_set(err, PS_E_USAGE, "--format", "'%s' is neither yaml nor binary", format);
     return status;
@@ -351,10 +230,10 @@ static void warn_profile(const ps_profile *p) {
 
 /* A budget above what the card has is kept: the plan may be for another one. */
 static void warn_budgets(const ps_profile *p, const wishes *w) {
-    for (uint32_t i = 0; i < w->n_budgets; i++)
-        if (p->gpu.name[0] && w->budget_bytes[i] > p->gpu.vram_bytes)
-            fprintf(stderr, "psplan: warning: budget %s is more than the %.1f GiB of %s\n", w->budgets[i],
-                    (double)p->gpu.vram_bytes / (1 << 30), p->gpu.name);
+    for (uint32_t i = 0; i < w->budgets.n; i++)
+        if (p->gpu.name[0] && w->budgets.bytes[i] > p->gpu.vram_bytes)
+            fprintf(stderr, "psplan: warning: budget %s is more than the %.1f GiB of %s\n",
+                    w->budgets.name[i], (double)p->gpu.vram_bytes / (1 << 30), p->gpu.name);
 }
 
 static ps_status show(const psplan_view *v, const ps_opt_value *values, ps_error *err) {
@@ -428,28 +307,16 @@ uint32_t psplan_default_threads(const ps_profile *profile, uint64_t budget_bytes
 }
 
 /* Budgets where the schedule of the longest context changes. */
-static ps_status add_automatic(const ps_plan_request *like, wishes *w, uint32_t n_seqs, ps_error *err) {
-    uint64_t bytes[16];
-    uint32_t n = 0;
-    ps_level_request level = {.n_seqs = n_seqs, .n_threads = psplan_default_threads(like->profile, 1)};
-    snprintf(level.budget, sizeof level.budget, "auto");
+static ps_status add_automatic(const ps_plan_request *like, wishes *w, ps_error *err) {
+    ps_level_request level = {.n_seqs = w->workload.parallel,
+                              .n_threads = psplan_default_threads(like->profile, 1)};
     for (uint32_t i = 0; i < w->n_contexts; i++)
         level.bucket_tokens = w->contexts[i] > level.bucket_tokens ? w->contexts[i] : level.bucket_tokens;
     for (uint32_t i = 0; i < w->n_threads; i++)
         if (w->threads[i]) /* 0: ours to choose */
             level.n_threads =
                 i == 0 || w->threads[i] > level.n_threads ? (uint32_t)w->threads[i] : level.n_threads;
-    ps_plan_request r = *like;
-    r.levels = &level;
-    r.n_levels = 1;
-    ps_status status = ps_plan_auto_budgets(&r, bytes, &n, err);
-    for (uint32_t i = 0; i < n && !status; i++) {
-        bool there = false; /* by another name */
-        for (uint32_t k = 0; k < w->n_budgets; k++)
-            there |= w->budget_bytes[k] == bytes[i];
-        status = there ? PS_OK : add_bytes(w, bytes[i], err);
-    }
-    return status;
+    return psplan_auto_budgets(like, &level, &w->budgets, err);
 }
 
 /* Where fewer threads than allowed are predicted to be faster. */
@@ -493,7 +360,7 @@ int psplan_plan(int argc, char **argv) {
     if (!status)
         status = psplan_profile_read(profile_path(values), &profile, &err);
     if (!status && !get(values, "budget")->set)
-        status = parse_budgets(profile->gpu.name[0] ? "host,auto" : "host", &w, &err);
+        status = psplan_parse_budgets(profile->gpu.name[0] ? "host,auto" : "host", &w.budgets, &err);
     if (!status && w.family != PS_FAMILY_COUNT)
         status = check_force(&w, &err);
     if (!status)
@@ -508,7 +375,6 @@ int psplan_plan(int argc, char **argv) {
     const bool own_threads = w.n_threads == 0; /* one count per budget, ours to choose */
     if (own_threads)
         w.n_threads = 1;
-    const uint32_t n_seqs = w.parallel ? w.parallel : (uint32_t)get(values, "parallel")->u64;
     ps_plan_request request = {.model = m.model,
                                .profile = profile,
                                .cost = cost,
@@ -516,12 +382,12 @@ int psplan_plan(int argc, char **argv) {
                                .max_outputs = (uint32_t)get(values, "outputs")->u64,
                                .forced = w.family != PS_FAMILY_COUNT,
                                .family = w.family,
-                               .prompt_tokens = w.prompt,
-                               .output_tokens = w.output,
+                               .prompt_tokens = w.workload.prompt,
+                               .output_tokens = w.workload.output,
                                .tool = "psplan " PS_VERSION_STRING,
                                .created = created};
-    if (w.automatic)
-        status = add_automatic(&request, &w, n_seqs, &err);
+    if (w.budgets.automatic)
+        status = add_automatic(&request, &w, &err);
     if (status == PS_E_INFEASIBLE && !get(values, "budget")->set && !request.forced) {
         fprintf(stderr, "psplan: %s; the plan is for the CPU alone\n", err.message);
         err = (ps_error){0};
@@ -529,20 +395,20 @@ int psplan_plan(int argc, char **argv) {
     }
     if (status)
         goto done;
-    uint32_t n_levels = w.n_budgets * w.n_contexts * w.n_threads, n = 0;
+    uint32_t n_levels = w.budgets.n * w.n_contexts * w.n_threads, n = 0;
     levels = calloc(n_levels, sizeof *levels);
     if (!levels) {
         status = ps_error_set(&err, PS_E_NOMEM, "plan", "out of memory");
         goto done;
     }
-    for (uint32_t b = 0; b < w.n_budgets; b++)
+    for (uint32_t b = 0; b < w.budgets.n; b++)
         for (uint32_t c = 0; c < w.n_contexts; c++)
             for (uint32_t t = 0; t < w.n_threads; t++) {
                 ps_level_request *l = &levels[n++];
-                memcpy(l->budget, w.budgets[b], sizeof l->budget);
-                l->budget_bytes = w.budget_bytes[b];
+                memcpy(l->budget, w.budgets.name[b], sizeof l->budget);
+                l->budget_bytes = w.budgets.bytes[b];
                 l->bucket_tokens = w.contexts[c];
-                l->n_seqs = n_seqs;
+                l->n_seqs = w.workload.parallel;
                 l->n_threads =
                     own_threads ? psplan_default_threads(profile, l->budget_bytes) : (uint32_t)w.threads[t];
             }
@@ -551,9 +417,7 @@ int psplan_plan(int argc, char **argv) {
     status = ps_plan_search(&request, &plan, &report, &shortage, &err);
     if (status == PS_E_INFEASIBLE) {
         ps_error ignored;
-        ps_status found = ps_plan_nearest(&request, &shortage, &err);
-        status = found ? found : status;
-        if (status == PS_E_INFEASIBLE && get(values, "json")->set && shortage.needed_bytes)
+        if (get(values, "json")->set && shortage.needed_bytes)
             show_shortage(&shortage, &err, &ignored);
     }
     if (status)

@@ -19,7 +19,7 @@ static const ps_option options[] = {
     {"no-gpu", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Leave the GPU out."},
     {"output", 'o', PS_OPT_TEXT, "FILE", NULL, 0, 0, "Write the scaled profile here (- for stdout)."},
     {"budget", 'b', PS_OPT_TEXT, "LIST", NULL, 0, 0,
-     "VRAM budgets, or host (host, and what both GPUs have)."},
+     "VRAM: sizes, ranges, auto; host: no GPU (host, and what both GPUs have)."},
     {"context", 'c', PS_OPT_U64, "N", NULL, 1, 4294967295.0, "Context in tokens (4096, or the model's)."},
     {"parallel", 'n', PS_OPT_U64, "N", "1", 1, 4096, "Sequences at the same time."},
     {"max-step", 0, PS_OPT_U64, "N", NULL, 1, 65536, "Most new tokens in one step."},
@@ -108,7 +108,8 @@ typedef struct question {
     const ps_model *model;
     const char *model_path;
     uint64_t context, max_step;
-    uint32_t n_seqs, prompt, output, parallel;
+    psplan_budgets budgets;
+    psplan_workload workload;
     ps_family family;
 } question;
 
@@ -116,7 +117,7 @@ typedef struct question {
 static void read_plan(const psplan_view *v, const question *q, prediction *out) {
     const ps_level *l = &v->plan->levels[0];
     uint32_t decode = 0, fill = 0;
-    double prompt = fmin(q->prompt ? q->prompt : PS_PLAN_PROMPT, (double)l->bucket_tokens);
+    double prompt = fmin(q->workload.prompt ? q->workload.prompt : PS_PLAN_PROMPT, (double)l->bucket_tokens);
     while (decode + 1 < l->n_tiers && l->tiers[decode].max_tokens < l->n_seqs)
         decode++;
     while (fill + 1 < l->n_tiers && l->tiers[fill].max_tokens < prompt)
@@ -130,28 +131,39 @@ static void read_plan(const psplan_view *v, const question *q, prediction *out) 
     out->gpu = l->budget_bytes != 0;
 }
 
-static ps_status predict(const ps_profile *profile, const ps_cost_model *cost, const question *q,
-                         const char *budget, prediction *out, ps_error *err) {
-    ps_level_request level = {.bucket_tokens = q->context, .n_seqs = q->n_seqs};
+static ps_plan_request request_of(const ps_profile *profile, const ps_cost_model *cost, const question *q,
+                                  const ps_level_request *level) {
+    return (ps_plan_request){.model = q->model,
+                             .profile = profile,
+                             .cost = cost,
+                             .levels = level,
+                             .n_levels = 1,
+                             .max_step_tokens = q->max_step,
+                             .forced = q->family != PS_FAMILY_COUNT,
+                             .family = q->family,
+                             .prompt_tokens = q->workload.prompt,
+                             .output_tokens = q->workload.output,
+                             .tool = "psplan " PS_VERSION_STRING,
+                             .created = "1970-01-01T00:00:00Z"};
+}
+
+static ps_level_request level_of(const ps_profile *profile, const question *q, const char *budget,
+                                 uint64_t bytes) {
+    ps_level_request level = {.budget_bytes = bytes,
+                              .bucket_tokens = q->context,
+                              .n_seqs = q->workload.parallel,
+                              .n_threads = psplan_default_threads(profile, bytes)};
     snprintf(level.budget, sizeof level.budget, "%s", budget);
-    if (strcmp(budget, "host") != 0 && !ps_parse_size(budget, &level.budget_bytes))
-        return ps_error_set(err, PS_E_USAGE, "--budget", "'%s' is neither a size nor host", budget);
-    level.n_threads = psplan_default_threads(profile, level.budget_bytes);
-    ps_plan_request request = {.model = q->model,
-                               .profile = profile,
-                               .cost = cost,
-                               .levels = &level,
-                               .n_levels = 1,
-                               .max_step_tokens = q->max_step,
-                               .forced = q->family != PS_FAMILY_COUNT,
-                               .family = q->family,
-                               .prompt_tokens = q->prompt,
-                               .output_tokens = q->output,
-                               .tool = "psplan " PS_VERSION_STRING,
-                               .created = "1970-01-01T00:00:00Z"};
+    return level;
+}
+
+static ps_status predict(const ps_profile *profile, const ps_cost_model *cost, const question *q, uint32_t b,
+                         prediction *out, ps_error *err) {
+    const ps_level_request level = level_of(profile, q, q->budgets.name[b], q->budgets.bytes[b]);
+    const ps_plan_request request = request_of(profile, cost, q, &level);
     ps_plan *plan = NULL;
     if (profile->gpu.name[0] && level.budget_bytes > profile->gpu.vram_bytes)
-        out->status = ps_error_set(&out->why, PS_E_INFEASIBLE, budget, "more than the GPU's memory");
+        out->status = ps_error_set(&out->why, PS_E_INFEASIBLE, level.budget, "more than the GPU's memory");
     else
         out->status = ps_plan_build(&request, &plan, NULL, &out->why);
     if (out->status == PS_E_INFEASIBLE || out->status == PS_E_UNAVAILABLE)
@@ -179,7 +191,8 @@ static const char *sources(const prediction *p, const psplan_found *f, char *buf
 }
 
 static double prompt_of(const question *q) {
-    return (double)q->n_seqs * fmin(q->prompt ? q->prompt : PS_PLAN_PROMPT, (double)q->context);
+    return (double)q->workload.parallel *
+           fmin(q->workload.prompt ? q->workload.prompt : PS_PLAN_PROMPT, (double)q->context);
 }
 
 static void show_row(ps_text *t, const question *q, const char *budget, const char *which,
@@ -193,7 +206,7 @@ static void show_row(ps_text *t, const question *q, const char *budget, const ch
     psplan_time(p->prefill_s, a);
     psplan_time(p->decode_s, b);
     ps_text_printf(t, "%9s %10.1f", a, prompt_of(q) / p->prefill_s);
-    ps_text_printf(t, "%10s %10.1f  %s; %s\n", b, q->n_seqs / p->decode_s,
+    ps_text_printf(t, "%10s %10.1f  %s; %s\n", b, q->workload.parallel / p->decode_s,
                    sources(p, &p->prefill_from, from[0]), sources(p, &p->decode_from, from[1]));
 }
 
@@ -207,7 +220,7 @@ static void row_json(ps_json *j, const question *q, const char *which, const pre
         ps_json_f64(j, "prefill_s", p->prefill_s);
         ps_json_f64(j, "prefill_tokens_per_s", prompt_of(q) / p->prefill_s);
         ps_json_f64(j, "decode_step_s", p->decode_s);
-        ps_json_f64(j, "decode_tokens_per_s", q->n_seqs / p->decode_s);
+        ps_json_f64(j, "decode_tokens_per_s", q->workload.parallel / p->decode_s);
         ps_json_u64(j, "vram_weight_bytes", p->vram_weight_bytes);
         ps_json_str(j, "prefill_weights", sources(p, &p->prefill_from, from));
         ps_json_str(j, "decode_weights", sources(p, &p->decode_from, from));
@@ -215,21 +228,38 @@ static void row_json(ps_json *j, const question *q, const char *which, const pre
     ps_json_close(j);
 }
 
-static ps_status compare(const ps_profile *const profiles[2], question *q, const ps_opt_value *values,
-                         ps_error *err) {
-    static const char *const names[2] = {"before", "after"};
-    char budgets[PSPLAN_MAX_LIST][24];
-    uint32_t n_budgets = 0;
-    ps_cost_model *cost[2] = {NULL, NULL};
-    char all[48] = "host";
+/* Those asked for, or the host and what both GPUs have; at last those where the schedule changes on either machine. */
+static ps_status settle_budgets(const ps_profile *const profiles[2], ps_cost_model *const cost[2],
+                                question *q, ps_error *err) {
     uint64_t before = profiles[0]->gpu.vram_bytes, after = profiles[1]->gpu.vram_bytes;
     uint64_t most = after && after < before ? after : before; /* a machine without a GPU says so itself */
+    char all[48] = "host";
+    ps_status status = PS_OK;
     if (most)
         snprintf(all, sizeof all, "host,%lluMiB", (unsigned long long)(most >> 20));
-    const char *list = get(values, "budget")->text;
-    ps_status status = psplan_split_list("--budget", list ? list : all, budgets, &n_budgets, err);
+    if (q->budgets.n == 0 && !q->budgets.automatic)
+        status = psplan_parse_budgets(all, &q->budgets, err);
+    bool gpu = profiles[0]->gpu.name[0] || profiles[1]->gpu.name[0];
+    for (int i = 0; i < 2 && q->budgets.automatic && !status; i++) {
+        const ps_level_request level = level_of(profiles[i], q, "auto", 1);
+        const ps_plan_request request = request_of(profiles[i], cost[i], q, &level);
+        if (profiles[i]->gpu.name[0] || !gpu)
+            status = psplan_auto_budgets(&request, &level, &q->budgets, err);
+    }
+    return status;
+}
+
+/* Predict every budget on both machines and print it. *out_none: on the second no budget fits, and why the first does not. */
+static ps_status compare(const ps_profile *const profiles[2], question *q, bool as_json, bool *out_none,
+                         ps_error *out_why, ps_error *err) {
+    static const char *const names[2] = {"before", "after"};
+    ps_cost_model *cost[2] = {NULL, NULL};
+    ps_status status = PS_OK;
+    *out_none = true;
     for (int i = 0; i < 2 && !status; i++)
         status = ps_cost_model_new(profiles[i], &cost[i], err);
+    if (!status)
+        status = settle_budgets(profiles, cost, q, err);
     ps_text *t = ps_text_new();
     ps_json *j = ps_json_new(2);
     ps_json_object(j, NULL);
@@ -240,18 +270,21 @@ static ps_status compare(const ps_profile *const profiles[2], question *q, const
     ps_json_array(j, "budgets");
     ps_text_printf(t, "%s, context %llu, %u sequence%s; predictions\n",
                    q->model->name[0] ? q->model->name : q->model_path, (unsigned long long)q->context,
-                   q->n_seqs, q->n_seqs == 1 ? "" : "s");
+                   q->workload.parallel, q->workload.parallel == 1 ? "" : "s");
     ps_text_printf(t, "  %-9s %-7s%9s %10s%10s %10s  %s\n", "budget", "", "prompt", "tok/s", "step", "tok/s",
                    "weights: prompt; decode step");
-    for (uint32_t b = 0; b < n_budgets && !status; b++) {
+    for (uint32_t b = 0; b < q->budgets.n && !status; b++) {
         ps_json_object(j, NULL);
-        ps_json_str(j, "budget", budgets[b]);
+        ps_json_str(j, "budget", q->budgets.name[b]);
         for (int i = 0; i < 2 && !status; i++) {
             prediction p = {0};
-            status = predict(profiles[i], cost[i], q, budgets[b], &p, err);
+            status = predict(profiles[i], cost[i], q, b, &p, err);
             if (status)
                 break;
-            show_row(t, q, i ? "" : budgets[b], names[i], &p);
+            if (i && p.status && (b == 0 || (p.status == PS_E_INFEASIBLE && out_why->status != p.status)))
+                *out_why = p.why;
+            *out_none = *out_none && (i == 0 || p.status);
+            show_row(t, q, i ? "" : q->budgets.name[b], names[i], &p);
             row_json(j, q, names[i], &p);
         }
         ps_json_close(j);
@@ -259,7 +292,6 @@ static ps_status compare(const ps_profile *const profiles[2], question *q, const
     ps_json_close(j);
     ps_json_close(j);
     char *text = ps_text_end(t, NULL), *json = ps_json_end(j, NULL);
-    bool as_json = get(values, "json")->set;
     for (int i = 0; i < 2; i++)
         ps_cost_model_free(cost[i]);
     free(as_json ? text : json);
@@ -271,20 +303,15 @@ static ps_status compare(const ps_profile *const profiles[2], question *q, const
 }
 
 static ps_status parse_question(const ps_opt_value *values, question *q, ps_error *err) {
-    const char *force = get(values, "force")->text;
-    *q = (question){.family = force ? ps_family_by_name(force) : PS_FAMILY_COUNT,
+    const char *force = get(values, "force")->text, *budgets = get(values, "budget")->text;
+    *q = (question){.family = PS_FAMILY_COUNT,
                     .context = get(values, "context")->u64,
-                    .max_step = get(values, "max-step")->u64,
-                    .n_seqs = (uint32_t)get(values, "parallel")->u64};
-    if (force && q->family == PS_FAMILY_COUNT)
-        return ps_error_set(err, PS_E_USAGE, "--force", "'%s' is none of gpu, direct, static, dynamic, split",
-                            force);
-    ps_status status =
-        get(values, "workload")->set
-            ? psplan_parse_workload(get(values, "workload")->text, &q->prompt, &q->output, &q->parallel, err)
-            : PS_OK;
-    if (q->parallel)
-        q->n_seqs = q->parallel;
+                    .max_step = get(values, "max-step")->u64};
+    ps_status status = force ? psplan_parse_family(force, &q->family, err) : PS_OK;
+    if (!status && budgets)
+        status = psplan_parse_budgets(budgets, &q->budgets, err);
+    if (!status)
+        status = psplan_parse_workload(get(values, "workload"), get(values, "parallel"), &q->workload, err);
     return status;
 }
 
@@ -334,7 +361,13 @@ int psplan_whatif(int argc, char **argv) {
         q.model_path = args[0];
         if (q.context == 0)
             q.context = m.model->n_ctx_train && m.model->n_ctx_train < 4096 ? m.model->n_ctx_train : 4096;
-        status = compare(both, &q, values, &err);
+        bool none = false;
+        ps_error why = {0};
+        status = compare(both, &q, get(values, "json")->set, &none, &why, &err);
+        if (!status && none) { /* the answer is no, and has been printed */
+            err = why;
+            status = why.status;
+        }
     }
     ps_profile_free(profile);
     ps_profile_free(scaled);

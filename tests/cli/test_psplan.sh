@@ -98,7 +98,11 @@ must "$bin/pssynth" --preset llama3-8b-q4_0 --sparse "$dir/8b.gguf"
 short=("$bin/psplan" --profile "$dir/gpu.yaml" --context 8192 --parallel 8 --force gpu --max-step 64 --output "$dir/least.bin")
 "${short[@]}" --budget 2GiB,740MiB --json "$dir/8b.gguf" >"$dir/j" 2>"$dir/err"
 [ $? -eq 1 ] && grep -q '^psplan: 740MiB: context 8192 .* bytes short; the largest part is .*MiB would do; ' "$dir/err" || fail "R15: $(cat "$dir/err")"
-json 'd["short_bytes"] == d["needed_bytes"] - d["memory_bytes"] > 0 and d["memory_bytes"] == 740 << 20 and d["needed_bytes"] == d["nearest_budget_bytes"]' "$dir/j"
+json 'd["short_bytes"] == d["needed_bytes"] - d["memory_bytes"] > 0 and d["memory_bytes"] == 740 << 20 and 0 <= d["nearest_budget_bytes"] - d["needed_bytes"] < 1 << 20' "$dir/j"
+# The bytes themselves do as well, and a byte less does not.
+bytes=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["needed_bytes"])' "$dir/j")
+must "${short[@]}" --budget "$bytes" "$dir/8b.gguf"
+expect 1 "needs $bytes bytes of VRAM: 1 bytes short" "${short[@]}" --budget "$((bytes - 1))" "$dir/8b.gguf"
 least=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["nearest_budget_bytes"] >> 20)' "$dir/j")
 must "${short[@]}" --budget "${least}MiB" "$dir/8b.gguf"
 expect 1 "${least}MiB would do" "${short[@]}" --budget "$((least - 1))MiB" "$dir/8b.gguf"
@@ -140,7 +144,8 @@ grep -q "warning: budget 100TiB is more than" "$dir/err" || fail "100TiB without
 expect 64 "--workload" "${gpu[@]}" --budget 736MiB --workload decode=5 "$m"
 expect 64 "is not what" "${gpu[@]}" --budget 736MiB --parallel 3 --workload parallel=2 "$m"
 # Two names for one size; ranges; the points where the schedule changes.
-expect 64 "same size" "${gpu[@]}" --budget 1GiB,1024MiB "$m"
+"${gpu[@]}" --budget 1GiB-2GiB/512MiB,2048MiB,1024MiB,1GiB --json -o "$dir/r.bin" "$m" >"$dir/j" 2>/dev/null || fail "two names"
+json '[l["budget"] for l in d["levels"]] == ["1024MiB", "1536MiB", "2048MiB"]' "$dir/j"
 for range in 2GiB-1GiB 0-1GiB 1GiB-2GiB/0 1GiB/2-3GiB 1GiB- -1GiB; do
   expect 64 "--budget" "${gpu[@]}" --budget $range "$m"
 done
@@ -157,6 +162,7 @@ json 'all(d["levels"][0]["workload_s"] <= 1.002 * c["workload_s"] for c in d["le
 "${gpu[@]}" --budget 1GiB --explain -o "$dir/e.bin" "$dir/mid.gguf" >"$dir/out" 2>/dev/null || fail "--explain with a GPU"
 grep -q 'static, attention first' "$dir/out" && grep -q 'chosen .* from .* for decoding' "$dir/out" || fail "no candidates: $(cat "$dir/out")"
 expect 64 "--workload" "${gpu[@]}" --budget 736MiB --workload prompt=0 "$m"
+expect 64 "prompt is given twice" "${gpu[@]}" --budget 736MiB --workload prompt=1,prompt=2 "$m"
 
 # inspect: also of what cannot run.
 "$bin/psplan" inspect "$m" >"$dir/out" || fail "inspect"

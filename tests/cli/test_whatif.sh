@@ -102,6 +102,26 @@ expect 69 "none to change" "$bin/psplan" whatif --profile "$profiles/thin-laptop
 expect 64 "is an input" "$bin/psplan" whatif --profile "$dir/scaled.yaml" --dram 5GB/s -o "$dir/scaled.yaml"
 expect 66 "cannot open" "$bin/psplan" whatif --profile "$h200" --dram 50GB/s "$dir/none.gguf"
 expect 64 "--budget" "$bin/psplan" whatif --profile "$h200" --budget 1x "$dir/tiny.gguf"
+expect 64 "0 is no budget" "$bin/psplan" whatif --profile "$h200" --budget 0 "$dir/tiny.gguf"
+expect 64 "is given twice" "$bin/psplan" whatif --profile "$h200" --workload output=1,output=2 "$dir/tiny.gguf"
+expect 64 "--parallel says" "$bin/psplan" whatif --profile "$h200" --parallel 2 --workload parallel=3 "$dir/tiny.gguf"
+# Budgets are those of psplan, ranges and auto among them; each size once.
+"${ask[@]}" --budget host,2GiB-3GiB/1GiB,2048MiB --json "$dir/tiny.gguf" >"$dir/j" 2>/dev/null || fail "whatif with a range"
+json '[b["budget"] for b in d["budgets"]] == ["host", "2048MiB", "3GiB"]' "$dir/j"
+"${ask[@]}" --budget auto --context 512 --json "$dir/tiny.gguf" >"$dir/j" 2>/dev/null || fail "whatif with auto"
+json 'd["budgets"] and all(b["before"]["feasible"] or b["after"]["feasible"] for b in d["budgets"])' "$dir/j"
+# Where nothing fits on the machine asked for the answer is no, in the table and by the exit code; psplan says the same.
+"${ask[@]}" --budget 600MiB,650MiB "$dir/tiny.gguf" >"$dir/out" 2>"$dir/err"
+[ $? -eq 1 ] && [ "$(wc -l <"$dir/err")" -eq 1 ] && [ "$(grep -c 'MiB would do' "$dir/out")" -eq 4 ] || fail "whatif where nothing fits: $(cat "$dir/out" "$dir/err")"
+"$bin/psplan" --machine "$dir/scaled.yaml" --budget 600MiB -o "$dir/no.yaml" "$dir/tiny.gguf" 2>"$dir/err2"
+[ $? -eq 1 ] && cmp -s "$dir/err" "$dir/err2" || fail "psplan says otherwise: $(cat "$dir/err" "$dir/err2")"
+"${ask[@]}" --budget 600MiB,3GiB "$dir/tiny.gguf" >/dev/null 2>&1 || fail "whatif where one fits"
+"$bin/psplan" whatif --profile "$h200" --no-gpu --budget 3GiB "$dir/tiny.gguf" >"$dir/out" 2>"$dir/err"
+[ $? -eq 69 ] && grep -q 'has no GPU' "$dir/err" || fail "whatif --no-gpu with a budget: $(cat "$dir/err")"
+# A machine without a GPU loses none.
+must "$bin/psplan" whatif --profile "$profiles/vm-2-cores.yaml" --no-gpu -o "$dir/same.yaml"
+cmp -s "$profiles/vm-2-cores.yaml" "$dir/same.yaml" || fail "whatif --no-gpu changed a profile without one"
+must "$bin/psplan" whatif --profile "$profiles/vm-2-cores.yaml" --no-gpu "$dir/tiny.gguf"
 expect 64 "--force" "$bin/psplan" whatif --profile "$h200" --force fast "$dir/tiny.gguf"
 [ -e "$dir/no.yaml" ] && fail "a refused request wrote something"
 

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "gpu_case.h"
-#include "plan/nearest.h"
 
 #define MIB ((uint64_t)1 << 20)
 
@@ -18,8 +17,6 @@ static ps_status plans(const ps_plan_request *q, const ps_level_request *level, 
     if (plan != NULL)
         cr_assert_eq(ps_plan_check(plan, plan->levels, r.model, e), PS_OK, "%s: %s", e->subject, e->message);
     ps_plan_free(plan);
-    if (status == PS_E_INFEASIBLE && s != NULL)
-        cr_assert_eq(ps_plan_nearest(&r, s, e), PS_E_INFEASIBLE);
     return status;
 }
 
@@ -53,7 +50,11 @@ static void vram(const gpu_case *c, uint64_t budget, uint64_t context, uint32_t 
     level = gc_level(s.nearest_budget_bytes, context, seqs, 8);
     cr_assert_eq(plans(&r, &level, NULL, &e), PS_OK, "%s: the nearest budget, %s, does not: %s", what,
                  level.budget, e.message);
-    level = gc_level(s.nearest_budget_bytes - MIB, context, seqs, 8);
+    cr_assert_eq((s.needed_bytes + MIB - 1) / MIB * MIB, s.nearest_budget_bytes);
+    level = gc_level(s.needed_bytes, context, seqs, 8);
+    cr_assert_eq(plans(&r, &level, NULL, &e), PS_OK, "%s: %s, said to be needed, does not: %s", what,
+                 level.budget, e.message);
+    level = gc_level(s.needed_bytes - 1, context, seqs, 8);
     cr_assert_eq(plans(&r, &level, NULL, &e), PS_E_INFEASIBLE, "%s: %s would do as well", what, level.budget);
     if (s.nearest_context != 0) {
         cr_assert_lt(s.nearest_context, context);

@@ -350,6 +350,19 @@ Test(whatif, no_gpu) {
     cr_assert_gt(w->n_points, 50);
     ps_profile_free(w);
     ps_profile_free(p);
+    /* Of a machine that has none: nothing, whatever else is asked for. */
+    uint8_t hash[2][PS_HASH_BYTES];
+    p = load(cpu_path);
+    for (int faster = 0; faster < 2; faster++) {
+        for (int without = 0; without < 2; without++) {
+            w = whatif(p, &(ps_whatif){.no_gpu = without, .memory_bytes = faster ? 8 * GIB : 0});
+            cr_assert_eq(w->synthetic, faster || p->synthetic);
+            memcpy(hash[without], w->machine_hash, sizeof hash[0]);
+            ps_profile_free(w);
+        }
+        cr_assert_eq(memcmp(hash[0], hash[1], sizeof hash[0]), 0);
+    }
+    ps_profile_free(p);
 }
 
 /* A bus that memory cannot feed: lowered where only DRAM was asked for, refused where it was asked for. */
@@ -399,7 +412,7 @@ Test(whatif, refused) {
                  {{.vram_bytes = 1 << 20}, PS_E_USAGE, true},
                  {{.vram_bytes = 8 * GIB, .no_gpu = true}, PS_E_USAGE, true},
                  {{.pcie_bytes_per_s = 1e9}, PS_E_UNAVAILABLE, false},
-                 {{.no_gpu = true}, PS_E_UNAVAILABLE, false}};
+                 {{.no_gpu = true, .vram_bytes = 8 * GIB}, PS_E_USAGE, false}};
     ps_profile *gpu = load(dense_path), *cpu = load(cpu_path), *out = NULL;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ps_error e = {0};

@@ -96,3 +96,8 @@ def psrun(o, options, seconds):
 def on(device):
     """Options of psrun for this device."""
     return [] if device == "cuda" else ["--device", device]
+
+
+def taking_part(device):
+    """Options of psplan for a plan whose programs use this device. The emulated one is slower than any CPU: by itself psplan may leave it out."""
+    return [] if device == "cuda" else ["--force", "split"]

@@ -19,13 +19,14 @@ import sys
 import threading
 import time
 
-from gpu_common import kill, on, run, write_json
+from gpu_common import kill, on, run, taking_part, write_json
 
 
 def budgets(o, note):
     names = [f"{b}MiB" for b in o.budgets.split(",")]
     plan = os.path.join(o.work, "memory.plan")
-    rc, _, err, _ = run([f"{o.bin}/psplan", "-p", o.profile, "-b", ",".join(names), "-c", str(o.context), "-f", "binary", "-o", plan, o.model], 60)
+    rc, _, err, _ = run([f"{o.bin}/psplan", "-p", o.profile, "-b", ",".join(names), "-c", str(o.context), "-f", "binary", "-o", plan,
+                       *taking_part(o.device), o.model], 60)
     if rc != 0:
         note(False, f"plan for {o.budgets} MiB", error=err[-300:])
         return
@@ -53,7 +54,7 @@ def take_emulated(path, total, levels, wait_s):
 def ballast(o, note):
     plan, levels = os.path.join(o.work, "ballast.plan"), [int(l) for l in o.levels.split(",")]
     rc, out, err, _ = run([f"{o.bin}/psplan", "-p", o.profile, "-b", ",".join(f"{l}MiB" for l in levels), "-c", str(o.context), "-f", "binary",
-                           "--json", "-o", plan, o.model], 60)
+                           "--json", "-o", plan, *taking_part(o.device), o.model], 60)
     if rc != 0:
         note(False, "plan", error=err[-300:])
         return

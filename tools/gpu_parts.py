@@ -367,7 +367,7 @@ def split(c):
 def moe(c):
     s = c.scale
     best = None
-    for family in (None, "split"):
+    for family in ("split",) if c.emulated else (None, "split"):
         plan(c, s.moe, s.streaming_mib, s.context, family, c.work("moe.plan"))
         trace = c.work("moe.trace")
         rc, _, err, _ = c.run([c.tool("psrun"), "-p", c.work("moe.plan"), *on(c.o.device), "--bench", "--bench-prompt", s.short, "--bench-decode", "16",
@@ -392,7 +392,8 @@ def cells_part(c, names, families="auto,split"):
         if not which:
             continue
         name = f"{c.part}-{which[0][:3]}.json"
-        _, results = c.script("gpu_cells.py", "--profile", profile(c, preset), "--models", c.o.work, "--cells", ",".join(which), "--families", families,
+        _, results = c.script("gpu_cells.py", "--profile", profile(c, preset), "--models", c.o.work, "--cells", ",".join(which), "--families",
+                              "split" if c.emulated else families,
                               "--repeat", c.scale.repeat, *tiny, json_name=name)
         for r in results or []:
             if r["family"] == "best":

@@ -67,7 +67,7 @@ int main(void) {
                                          .mode = "model",
                                          .tool = "test",
                                          .created = "2026-01-01T00:00:00Z",
-                                         .limit_s = 4,
+                                         .limit_s = 120, /* never met: each task has its own */
                                          .max_task_s = 0.1},
                       &result, &err);
     CHECK(st == PS_OK, "%s: %s", err.subject, err.message);

@@ -237,9 +237,12 @@ static ceilings best_seen(const ps_lower_request *r, uint64_t kv_len) {
         }
         /* As far as the points are above the tables, so are both together. */
         if (c.dram > known)
-            c.dram_beside = fmax(c.dram_beside, c.dram * fmax(slow.cpu_by_h2d, slow.cpu_by_direct));
-        c.bus_beside = fmax(c.bus_beside, alone * fmax(slow.h2d_by_cpu, slow.direct_by_cpu));
-        c.dram_beside = fmax(c.dram_beside, known * fmax(slow.cpu_by_h2d, slow.cpu_by_direct));
+            c.dram_beside = fmax(c.dram_beside, c.dram * fmax(ps_slowing_cpu(&slow.by[PS_BUS_H2D], 1),
+                                                              ps_slowing_cpu(&slow.by[PS_BUS_DIRECT], 1)));
+        c.bus_beside = fmax(c.bus_beside, alone * fmax(ps_slowing_bus(&slow.by[PS_BUS_H2D], 1),
+                                                       ps_slowing_bus(&slow.by[PS_BUS_DIRECT], 1)));
+        c.dram_beside = fmax(c.dram_beside, known * fmax(ps_slowing_cpu(&slow.by[PS_BUS_H2D], 1),
+                                                         ps_slowing_cpu(&slow.by[PS_BUS_DIRECT], 1)));
     }
     return c;
 }

@@ -101,7 +101,7 @@ done:
 
 /* What a simulation works on: one allocation each. */
 typedef struct simulated {
-    double *work;
+    double *work, *bus_share;
     ps_sim_time *times;
     ps_sim_block *blocks;
     ps_contention contention;
@@ -110,29 +110,36 @@ typedef struct simulated {
 
 static void simulated_close(simulated *s) {
     free(s->work);
+    free(s->bus_share);
     free(s->times);
     free(s->blocks);
 }
 
 static ps_status simulated_open(simulated *s, const ps_lower_request *r, const ps_program *p, ps_error *err) {
     *s = (simulated){.work = calloc(p->n_instrs, sizeof *s->work),
+                     .bus_share = calloc(p->n_instrs, sizeof *s->bus_share),
                      .times = calloc(p->n_instrs, sizeof *s->times),
                      .blocks = calloc(p->n_blocks, sizeof *s->blocks),
                      .contention = ps_contention_of(r->cost, r->n_threads)};
+    s->contention.instrs = p->instrs;
+    s->contention.bus_share = s->bus_share;
     s->sim = (ps_sim){.program = p,
                       .n_tiles = (uint32_t)((r->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS),
                       .work_s = s->work,
                       .start_s = r->profile->pool_start_s.median,
                       .speed = r->level ? ps_instr_speed : NULL,
                       .speed_ctx = &s->contention};
-    return s->work && s->times && s->blocks ? PS_OK : ps_build_no_memory(err);
+    return s->work && s->bus_share && s->times && s->blocks ? PS_OK : ps_build_no_memory(err);
 }
 
 static ps_status simulated_run(simulated *s, const ps_lower_request *r, const ps_program *p, uint64_t kv_len,
                                double *out_s, ps_error *err) {
     for (uint32_t i = 0; i < p->n_blocks; i++)
-        for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++)
+        for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++) {
             s->work[k] = ps_instr_cost(r, p, k, p->blocks[i].layer0, kv_len).time_s;
+            if (r->level)
+                s->bus_share[k] = ps_instr_bus_share(r, p, k, p->blocks[i].layer0, kv_len, s->work[k]);
+        }
     return ps_simulate(&s->sim, s->times, s->blocks, out_s, err);
 }
 

@@ -105,6 +105,11 @@ double ps_cost_bus_bytes_per_s(const ps_cost_model *model, ps_bus bus, double by
 /* Rates of bus and DRAM while both are busy and n_threads read: interpolated in threads. Without points: alone. */
 void ps_cost_together(const ps_cost_model *model, ps_bus bus, uint32_t n_threads, double *out_bus,
                       double *out_dram);
+/* The same with copies held at shares of the bus's rate: the shares that were measured, ascending, at most `room`; and the rates at one
+ * of them. False: not measured. */
+uint32_t ps_cost_shares(const ps_cost_model *model, ps_bus bus, double *out, uint32_t room);
+bool ps_cost_paced(const ps_cost_model *model, ps_bus bus, double share_frac, uint32_t n_threads,
+                   double *out_bus, double *out_dram);
 const ps_profile *ps_cost_profile(const ps_cost_model *model);
 
 #ifdef __cplusplus

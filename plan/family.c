@@ -142,10 +142,12 @@ static uint64_t hidden_share(const ps_lower_request *r, uint32_t layer, uint64_t
                              double copied_bytes, int shift) {
     uint64_t all = r->model->layers[layer].n_ff, rest = all - held, step = ps_ffn_step(r->model, layer);
     ps_contention c = ps_contention_of(r->cost, r->n_threads);
-    double h2d = ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20) * c.h2d_by_cpu;
-    double cpu =
-        hidden_s(r, layer, PS_QUEUE_CPU, PS_BESIDE_IDLE, rest) / (copied ? c.cpu_by_h2d : c.cpu_by_direct);
-    double gpu = hidden_s(r, layer, PS_QUEUE_GPU, PS_BESIDE_DIRECT, rest) / c.direct_by_cpu;
+    double h2d =
+        ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20) * ps_slowing_bus(&c.by[PS_BUS_H2D], 1);
+    double cpu = hidden_s(r, layer, PS_QUEUE_CPU, PS_BESIDE_IDLE, rest) /
+                 (copied ? ps_slowing_cpu(&c.by[PS_BUS_H2D], 1) : ps_slowing_cpu(&c.by[PS_BUS_DIRECT], 1));
+    double gpu =
+        hidden_s(r, layer, PS_QUEUE_GPU, PS_BESIDE_DIRECT, rest) / ps_slowing_bus(&c.by[PS_BUS_DIRECT], 1);
     if (copied) {
         double bytes = 0;
         static const ps_role roles[] = {PS_ROLE_FFN_GATE, PS_ROLE_FFN_UP, PS_ROLE_FFN_DOWN};
@@ -174,8 +176,10 @@ static uint64_t head_share(const ps_lower_request *r, uint64_t held, int shift) 
     ps_cost_query q = {.rows = rest, .cols = w->cols, .n_tokens = r->max_outputs};
     if (!rest)
         return 0;
-    double cpu = product_s(r, PS_QUEUE_CPU, PS_BESIDE_IDLE, PS_OP_MATMUL, w->type, q) / c.cpu_by_direct;
-    double gpu = product_s(r, PS_QUEUE_GPU, PS_BESIDE_DIRECT, PS_OP_MATMUL, w->type, q) / c.direct_by_cpu;
+    double cpu = product_s(r, PS_QUEUE_CPU, PS_BESIDE_IDLE, PS_OP_MATMUL, w->type, q) /
+                 ps_slowing_cpu(&c.by[PS_BUS_DIRECT], 1);
+    double gpu = product_s(r, PS_QUEUE_GPU, PS_BESIDE_DIRECT, PS_OP_MATMUL, w->type, q) /
+                 ps_slowing_bus(&c.by[PS_BUS_DIRECT], 1);
     q.rows = held;
     double start = held ? product_s(r, PS_QUEUE_GPU, PS_BESIDE_IDLE, PS_OP_MATMUL, w->type, q) : 0;
     uint64_t n =
@@ -202,7 +206,8 @@ static uint32_t direct_experts(const ps_lower_request *r, uint32_t layer, uint64
         product_s(r, PS_QUEUE_GPU, PS_BESIDE_DIRECT, PS_OP_MOE_DISPATCH, w->type, q) * others / distinct;
     double start =
         product_s(r, PS_QUEUE_GPU, PS_BESIDE_IDLE, PS_OP_MOE_DISPATCH, w->type, q) * resident / distinct;
-    double n = share(others, crossing_s(r), cpu / c.cpu_by_direct, start, gpu / c.direct_by_cpu);
+    double n = share(others, crossing_s(r), cpu / ps_slowing_cpu(&c.by[PS_BUS_DIRECT], 1), start,
+                     gpu / ps_slowing_bus(&c.by[PS_BUS_DIRECT], 1));
     return (uint32_t)(n + 0.5);
 }
 
@@ -221,10 +226,12 @@ static uint64_t streamed_experts(const ps_lower_request *r, uint32_t layer, uint
     double rest = (double)y->n_expert - (double)held, bytes = 0;
     for (int i = 0; i < 3; i++)
         bytes += (double)ps_model_weight(r->model, layer, roles[i])->bytes * rest / y->n_expert;
-    double h2d = ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20) * c.h2d_by_cpu;
+    double h2d =
+        ps_cost_bus_bytes_per_s(r->cost, PS_BUS_H2D, 16 << 20) * ps_slowing_bus(&c.by[PS_BUS_H2D], 1);
     double cpu =
         product_s(r, PS_QUEUE_CPU, PS_BESIDE_IDLE, PS_OP_MOE_DISPATCH, w->type, q) * rest / y->n_expert;
-    double x = share(rest, crossing_s(r) + rows_s(r), cpu / c.cpu_by_h2d, 0, h2d > 0 ? bytes / h2d : 0);
+    double x = share(rest, crossing_s(r) + rows_s(r), cpu / ps_slowing_cpu(&c.by[PS_BUS_H2D], 1), 0,
+                     h2d > 0 ? bytes / h2d : 0);
     return (uint64_t)(worth_it(rest, x) + 0.5);
 }
 

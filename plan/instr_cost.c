@@ -174,7 +174,11 @@ static ps_cost mixture(const ps_lower_request *r, const ps_program *p, const ps_
     return sum;
 }
 
-static ps_cost copy_cost(const ps_lower_request *r, const ps_program *p, const ps_instr *in, uint32_t layer,
+static ps_bus bus_of(ps_queue q) {
+    return q == PS_QUEUE_H2D ? PS_BUS_H2D : q == PS_QUEUE_D2H ? PS_BUS_D2H : PS_BUS_DIRECT;
+}
+
+static double copy_bytes(const ps_lower_request *r, const ps_program *p, const ps_instr *in, uint32_t layer,
                          uint64_t kv_len) {
     const ps_model *m = r->model;
     double bytes = 0;
@@ -201,11 +205,15 @@ static ps_cost copy_cost(const ps_lower_request *r, const ps_program *p, const p
             rows = seqs * y->window;
         bytes = rows * row;
     }
+    return bytes;
+}
+
+static ps_cost copy_cost(const ps_lower_request *r, const ps_program *p, const ps_instr *in, uint32_t layer,
+                         uint64_t kv_len) {
+    double bytes = copy_bytes(r, p, in, layer, kv_len);
     if (bytes <= 0)
         return (ps_cost){0, PS_COST_MEASURED};
-    ps_bus bus = in->queue == PS_QUEUE_H2D   ? PS_BUS_H2D
-                 : in->queue == PS_QUEUE_D2H ? PS_BUS_D2H
-                                             : PS_BUS_DIRECT;
+    ps_bus bus = bus_of(in->queue);
     double rate = ps_cost_bus_bytes_per_s(r->cost, bus, bus == PS_BUS_DIRECT ? fmax(bytes, 16 << 20) : bytes);
     double t = rate > 0 ? bytes / rate : 0;
     if (bus == PS_BUS_DIRECT)
@@ -311,43 +319,145 @@ ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t i
     return c;
 }
 
+/* Does a GPU instruction read weights where they are in the host's memory? */
+static bool reads_host(const ps_instr *in) {
+    bool direct = false;
+    for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++)
+        direct |= in->w[i] != PS_ROLE_NONE && in->at[i] == PS_AT_HOST;
+    return direct;
+}
+
+/* Bytes of weights that a GPU instruction is expected to read from the host: of a mixture those of the selected experts that
+ * are neither resident nor fetched. */
+static double direct_bytes(const ps_lower_request *r, const ps_program *p, const ps_instr *in,
+                           uint32_t layer) {
+    uint16_t b = in->dst != PS_NO_BUFFER ? in->dst : in->src[0];
+    double tokens = (double)ps_lower_tokens(r, b != PS_NO_BUFFER ? p->buffers[b].rows : PS_ROWS_TILE),
+           bytes = 0;
+    for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++) {
+        const ps_weight *w = in->w[i] != PS_ROLE_NONE && in->at[i] == PS_AT_HOST
+                                 ? ps_model_weight(r->model, layer, in->w[i])
+                                 : NULL;
+        if (!w)
+            continue;
+        double part = (double)w->bytes;
+        if (in->op == PS_OP_MOE_DISPATCH && w->experts > 1) {
+            const ps_layer *y = &r->model->layers[layer];
+            double experts = y->n_expert, ranged = in->n_rows ? (double)in->n_rows : experts,
+                   distinct = experts * (1 - pow(1 - (double)y->n_expert_used / experts, tokens)),
+                   others = r->level ? distinct * (1 - resident_experts(r, layer) / experts) : distinct;
+            part *= (in->part == PS_MOE_PART_NEAR ? fmin(r->max_direct, others)
+                     : in->n_rows                 ? distinct * ranged / experts
+                                                  : others) /
+                    experts;
+        } else if (w->experts <= 1) {
+            part *= (in->n_rows ? (double)in->n_rows / (double)w->rows : 1) *
+                    (in->n_cols ? (double)in->n_cols / (double)w->cols : 1);
+        }
+        bytes += part;
+    }
+    return bytes;
+}
+
+double ps_instr_bus_share(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,
+                          uint64_t kv_len, double time_s) {
+    const ps_instr *in = &p->instrs[instr];
+    bool copy = in->op == PS_OP_COPY;
+    if (in->queue == PS_QUEUE_CPU || !(time_s > 0))
+        return 0;
+    double bytes = copy                                          ? copy_bytes(r, p, in, layer, kv_len)
+                   : in->queue == PS_QUEUE_GPU && reads_host(in) ? direct_bytes(r, p, in, layer)
+                                                                 : 0;
+    double rate = ps_cost_bus_bytes_per_s(r->cost, bus_of(in->queue), 16 << 20);
+    return rate > 0 && bytes > 0 ? fmin(bytes / (rate * time_s), 1) : 0;
+}
+
+/* A fraction by share: from 1 at none of the bus along the lines between what was measured. */
+static double along(const ps_slowing *s, const double *value, double share) {
+    double from = 0, was = 1;
+    for (uint32_t i = 0; i < s->n; i++) {
+        if (share <= s->share[i])
+            return was + (value[i] - was) * (share - from) / (s->share[i] - from);
+        from = s->share[i];
+        was = value[i];
+    }
+    return was;
+}
+
+double ps_slowing_cpu(const ps_slowing *s, double share) {
+    return along(s, s->cpu, share);
+}
+
+double ps_slowing_bus(const ps_slowing *s, double share) {
+    return along(s, s->bus, share);
+}
+
+static double share_of(const ps_contention *c, const ps_instr *in) {
+    return !in ? 0 : c->bus_share ? c->bus_share[in - c->instrs] : 1;
+}
+
 double ps_instr_speed(void *ctx, const ps_instr *const running[PS_QUEUE_COUNT], ps_queue q) {
     const ps_contention *c = ctx;
-    const ps_instr *gpu = running[PS_QUEUE_GPU];
-    bool direct = false, copies = running[PS_QUEUE_H2D] != NULL;
-    for (int i = 0; gpu && i < PS_OP_MAX_WEIGHTS; i++)
-        direct |= gpu->w[i] != PS_ROLE_NONE && gpu->at[i] == PS_AT_HOST;
+    const ps_instr *gpu = running[PS_QUEUE_GPU], *cpu = running[PS_QUEUE_CPU];
+    double direct = gpu && reads_host(gpu) ? share_of(c, gpu) : 0, in = share_of(c, running[PS_QUEUE_H2D]),
+           back = share_of(c, running[PS_QUEUE_D2H]);
     bool reads = false;
-    for (int i = 0; running[PS_QUEUE_CPU] && i < PS_OP_MAX_WEIGHTS; i++)
-        reads |= running[PS_QUEUE_CPU]->w[i] != PS_ROLE_NONE;
+    for (int i = 0; cpu && i < PS_OP_MAX_WEIGHTS; i++)
+        reads |= cpu->w[i] != PS_ROLE_NONE;
+    double shared = fmax(direct + in, 1); /* copies and direct reads share one bus */
     switch (q) {
     case PS_QUEUE_CPU:
-        return !reads ? 1 : direct ? c->cpu_by_direct : copies ? c->cpu_by_h2d : 1;
-    case PS_QUEUE_GPU: /* copies and direct reads share one bus */
-        return !direct ? 1 : copies ? 0.5 : reads ? c->direct_by_cpu : 1;
+        return !reads ? 1
+                      : fmin(fmin(ps_slowing_cpu(&c->by[PS_BUS_DIRECT], direct),
+                                  ps_slowing_cpu(&c->by[PS_BUS_H2D], in)),
+                             ps_slowing_cpu(&c->by[PS_BUS_D2H], back));
+    case PS_QUEUE_GPU:
+        return shared > 1 ? 1 / shared : reads ? ps_slowing_bus(&c->by[PS_BUS_DIRECT], direct) : 1;
     case PS_QUEUE_H2D:
-        return direct ? 0.5 : reads ? c->h2d_by_cpu : 1;
+        return shared > 1 ? 1 / shared : reads ? ps_slowing_bus(&c->by[PS_BUS_H2D], in) : 1;
+    case PS_QUEUE_D2H:
+        return reads ? ps_slowing_bus(&c->by[PS_BUS_D2H], back) : 1;
     default:
         return 1;
     }
 }
 
+/* What each side keeps at one share, of rates of both at once. */
+static void keep(const ps_cost_model *cost, uint32_t n_threads, double share, double alone, double bus,
+                 double dram, double *out_cpu, double *out_bus) {
+    double reads = ps_cost_dram_alone(cost, n_threads), wanted = share * alone;
+    double cpu = reads > 0 ? fmin(fmax(dram / reads, 0.05), 1) : 1;
+    double b = wanted > 0 ? fmin(fmax(bus / wanted, 0.05), 1) : 1;
+    /* Kernels may ask for more than what was measured beside the bus did: flat out both get their part of what there is. */
+    double most = ps_cost_dram_bytes_per_s(cost, n_threads), asked = most + wanted;
+    double part = asked > 0 ? fmax((bus + dram) / asked, 0.05) : 1;
+    if (share < 1) {
+        cpu *= most > reads && reads > 0 ? reads / most : 1;
+        part = 1;
+    }
+    *out_cpu = fmin(cpu, part);
+    *out_bus = fmin(b, part);
+}
+
 ps_contention ps_contention_of(const ps_cost_model *cost, uint32_t n_threads) {
-    ps_contention c = {1, 1, 1, 1};
-    double dram = ps_cost_dram_alone(cost, n_threads), bus, together;
-    for (int direct = 0; direct < 2; direct++) {
-        ps_bus which = direct ? PS_BUS_DIRECT : PS_BUS_H2D;
-        double alone_rate = ps_cost_bus_bytes_per_s(cost, which, 16 << 20);
-        ps_cost_together(cost, which, n_threads, &bus, &together);
-        double cpu = dram > 0 ? fmin(fmax(together / dram, 0.05), 1) : 1;
-        double b = alone_rate > 0 ? fmin(fmax(bus / alone_rate, 0.05), 1) : 1;
-        /* Kernels may ask for more than what was measured beside the bus did: both get their part of what there is. */
-        double asked = ps_cost_dram_bytes_per_s(cost, n_threads) + alone_rate;
-        double part = asked > 0 ? fmax((bus + together) / asked, 0.05) : 1;
-        cpu = fmin(cpu, part);
-        b = fmin(b, part);
-        *(direct ? &c.cpu_by_direct : &c.cpu_by_h2d) = cpu;
-        *(direct ? &c.direct_by_cpu : &c.h2d_by_cpu) = b;
+    ps_contention c = {0};
+    for (int which = 0; which < PS_BUS_COUNT; which++) {
+        ps_slowing *s = &c.by[which];
+        double alone = ps_cost_bus_bytes_per_s(cost, (ps_bus)which, 16 << 20), bus, dram, cpu_all, bus_all;
+        ps_cost_together(cost, (ps_bus)which, n_threads, &bus, &dram);
+        keep(cost, n_threads, 1, alone, bus, dram, &cpu_all, &bus_all);
+        s->n = ps_cost_shares(cost, (ps_bus)which, s->share, PS_CONTENTION_SHARES - 1);
+        double cpu_least = cpu_all, bus_least = bus_all;
+        for (uint32_t i = s->n; i-- > 0;) { /* a bus that is asked for less is never more in the way */
+            s->cpu[i] = s->bus[i] = 0;
+            if (ps_cost_paced(cost, (ps_bus)which, s->share[i], n_threads, &bus, &dram))
+                keep(cost, n_threads, s->share[i], alone, bus, dram, &s->cpu[i], &s->bus[i]);
+            s->cpu[i] = cpu_least = fmax(s->cpu[i], cpu_least);
+            s->bus[i] = bus_least = fmax(s->bus[i], bus_least);
+        }
+        s->share[s->n] = 1;
+        s->cpu[s->n] = cpu_all;
+        s->bus[s->n++] = bus_all;
     }
     return c;
 }

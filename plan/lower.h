@@ -67,11 +67,26 @@ bool ps_cost_of_product(const ps_lower_request *r, const ps_cost_query *q, ps_co
  * that no cache holds; 0: no such limit. No CPU product is predicted faster. */
 double ps_cost_cold_bytes_per_s(const ps_lower_request *r);
 
-/* How fast each side goes while the other is busy too, as a fraction of alone. */
+/* How fast CPU and bus go while the other is busy too, as fractions of alone, by the share of the bus's rate that is asked of it:
+ * `n` shares, ascending, the last 1, what was measured at each; at none of it both are 1, and between shares it is a line. */
+enum { PS_CONTENTION_SHARES = 8 };
+typedef struct ps_slowing {
+    uint32_t n;
+    double share[PS_CONTENTION_SHARES], cpu[PS_CONTENTION_SHARES], bus[PS_CONTENTION_SHARES];
+} ps_slowing;
 typedef struct ps_contention {
-    double cpu_by_h2d, h2d_by_cpu, cpu_by_direct, direct_by_cpu;
+    ps_slowing by[PS_BUS_COUNT];
+    /* For ps_instr_speed, borrowed: of each instruction of `instrs` the share of the bus's rate it asks for. NULL: all of it. */
+    const ps_instr *instrs;
+    const double *bus_share;
 } ps_contention;
 ps_contention ps_contention_of(const ps_cost_model *cost, uint32_t n_threads);
+double ps_slowing_cpu(const ps_slowing *s, double share);
+double ps_slowing_bus(const ps_slowing *s, double share);
+/* Share of the bus's rate that an instruction asks for which alone takes time_s, its hand-over included: of a copy, or of a GPU
+ * instruction's reads of the host's memory. 0: none. */
+double ps_instr_bus_share(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,
+                          uint64_t kv_len, double time_s);
 /* For ps_sim: ctx is a ps_contention. CPU instructions that read weights, copies, and GPU instructions that read the
  * host slow each other down. */
 double ps_instr_speed(void *ctx, const ps_instr *const running[PS_QUEUE_COUNT], ps_queue q);

@@ -461,11 +461,16 @@ ps_status ps_plan_simulate_step(const ps_plan *plan, uint32_t level, uint32_t ti
     ps_sim_time *times = NULL;
     double end_s = 0;
     double *work = calloc(p->n_instrs ? p->n_instrs : 1, sizeof *work);
+    double *bus_share = calloc(p->n_instrs ? p->n_instrs : 1, sizeof *bus_share);
     ps_trace_event *events = NULL;
-    ps_status status = work ? PS_OK : ps_build_no_memory(err);
+    ps_status status = work && bus_share ? PS_OK : ps_build_no_memory(err);
+    contention.instrs = p->instrs;
+    contention.bus_share = bus_share;
     for (uint32_t i = 0; i < p->n_blocks && !status; i++)
-        for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++)
+        for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++) {
             work[k] = ps_instr_cost(&r, p, k, p->blocks[i].layer0, after).time_s;
+            bus_share[k] = ps_instr_bus_share(&r, p, k, p->blocks[i].layer0, after, work[k]);
+        }
     ps_sim sim = {.program = p,
                   .n_tiles = n_tiles,
                   .work_s = work,
@@ -502,6 +507,7 @@ ps_status ps_plan_simulate_step(const ps_plan *plan, uint32_t level, uint32_t ti
         events = NULL;
     }
     free(work);
+    free(bus_share);
     free(times);
     free(events);
     return status;

@@ -46,9 +46,10 @@ static ps_profile *copy_profile(const ps_profile *p, uint32_t n_more) {
     c->points = malloc(((size_t)p->n_points + n_more + 1) * sizeof *p->points);
     c->gpu.copies = copy_of(p->gpu.copies, p->gpu.n_copies, sizeof *p->gpu.copies);
     c->gpu.together = copy_of(p->gpu.together, p->gpu.n_together, sizeof *p->gpu.together);
+    c->gpu.paced = copy_of(p->gpu.paced, p->gpu.n_paced, sizeof *p->gpu.paced);
     c->gpu.checks = copy_of(p->gpu.checks, p->gpu.n_checks, sizeof *p->gpu.checks);
     if ((p->note && !c->note) || !c->dram || !c->kernels || !c->points || !c->gpu.copies ||
-        !c->gpu.together || !c->gpu.checks) {
+        !c->gpu.together || !c->gpu.paced || !c->gpu.checks) {
         ps_profile_free(c);
         return NULL;
     }
@@ -218,15 +219,19 @@ static void scale_copies(const scaling *s, ps_profile_gpu *g) {
     }
 }
 
+static void scale_both(const scaling *s, ps_stat *bus, ps_stat *dram) {
+    double by = s->by.bus, room = s->memory_total - dram->median;
+    if (by > s->by.dram && bus->median > 0)
+        by = fmin(by, fmax(s->by.dram * room / bus->median, s->by.dram));
+    scale(bus, by);
+    scale(dram, s->by.dram);
+}
+
 static void scale_together(const scaling *s, ps_profile_gpu *g) {
-    for (uint32_t i = 0; i < g->n_together; i++) {
-        ps_profile_together *t = &g->together[i];
-        double bus = s->by.bus, room = s->memory_total - t->dram_bytes_per_s.median;
-        if (bus > s->by.dram && t->bus_bytes_per_s.median > 0)
-            bus = fmin(bus, fmax(s->by.dram * room / t->bus_bytes_per_s.median, s->by.dram));
-        scale(&t->bus_bytes_per_s, bus);
-        scale(&t->dram_bytes_per_s, s->by.dram);
-    }
+    for (uint32_t i = 0; i < g->n_together; i++)
+        scale_both(s, &g->together[i].bus_bytes_per_s, &g->together[i].dram_bytes_per_s);
+    for (uint32_t i = 0; i < g->n_paced; i++)
+        scale_both(s, &g->paced[i].bus_bytes_per_s, &g->paced[i].dram_bytes_per_s);
 }
 
 static double memory_total(const scaling *s) {
@@ -384,6 +389,7 @@ static void change_machine(const ps_whatif *w, ps_profile *to) {
     if (w->no_gpu) {
         free(g->copies);
         free(g->together);
+        free(g->paced);
         free(g->checks);
         *g = (ps_profile_gpu){0};
         t->gpu_name[0] = '\0';

@@ -7,20 +7,25 @@
 #include "core/clock.h"
 #include "profile/gpu_rig_internal.h"
 
-/* Enqueue `total` bytes over the bus in pieces on stream h2d or d2h, joined to the compute stream's events. */
+/* Enqueue `total` bytes over the bus in pieces on stream h2d or d2h, joined to the compute stream's events. period_ns: a piece
+ * begins that long after the one before began, or when it has ended; the last one takes as long. 0: without a pause. */
 static ps_status enqueue_copies(ps_gpu_rig *r, ps_bus bus, const uint8_t *host, uint64_t bytes,
-                                uint64_t total, ps_error *err) {
+                                uint64_t total, uint64_t period_ns, ps_error *err) {
     ps_stream stream = bus == PS_BUS_D2H ? PS_STREAM_D2H : PS_STREAM_H2D;
     uint8_t *vram = ps_vram_base(r->vram);
     ps_status status = ps_device_record(r->device, PS_STREAM_COMPUTE, EV_A, err);
     if (status == PS_OK)
         status = ps_device_wait(r->device, stream, EV_A, err);
+    if (status == PS_OK && period_ns != 0)
+        status = ps_device_hold(r->device, stream, r->d_clock, 0, err);
     for (uint64_t done = 0; done < total && status == PS_OK; done += bytes) {
         uint64_t at = done % (PS_GPU_BUS_BYTES / bytes * bytes);
         status = bus == PS_BUS_D2H
                      ? ps_device_copy(r->device, stream, (uint8_t *)(uintptr_t)host + at, 0, vram + at, 0,
                                       bytes, 1, err)
                      : ps_device_copy(r->device, stream, vram + at, 0, host + at, 0, bytes, 1, err);
+        if (status == PS_OK && period_ns != 0)
+            status = ps_device_hold(r->device, stream, r->d_clock, (done / bytes + 1) * period_ns, err);
     }
     if (status == PS_OK)
         status = ps_device_record(r->device, stream, EV_B, err);
@@ -63,7 +68,7 @@ ps_status ps_gpu_run_copies(ps_gpu_rig *r, ps_error *err) {
     if (t->kind == PS_HOST_KIND_STAGED)
         return enqueue_staged(r, t->bytes, ps_gpu_copy_bytes(r), err);
     return enqueue_copies(r, t->bus, t->kind == PS_HOST_KIND_PINNED ? r->pinned : r->plain, t->bytes,
-                          ps_gpu_copy_bytes(r), err);
+                          ps_gpu_copy_bytes(r), 0, err);
 }
 
 ps_status ps_gpu_sample_copy(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
@@ -86,15 +91,42 @@ static ps_status sleep_until(ps_gpu_rig *r, uint32_t event, ps_error *err) {
     return status;
 }
 
-ps_status ps_gpu_sample_together(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
-    const bool direct = r->task->bus == PS_BUS_DIRECT;
+/* Of a paced sample: it takes as long as one flat out, and no pause is longer than a device is held back. */
+static uint64_t paced_pieces(const ps_gpu_rig *r) {
+    const uint64_t all = PS_GPU_WINDOW_BYTES / PS_GPU_PACED_BYTES,
+                   n = ps_gpu_enough(r, (uint64_t)((double)all * r->task->share_frac)),
+                   most = PS_DEVICE_MOST_HOLD_NS / r->period_ns;
+    return n < most ? n : most;
+}
+
+ps_status ps_gpu_prepare_paced(ps_gpu_rig *r, ps_error *err) {
+    const uint64_t n = ps_gpu_enough(r, PS_GPU_BUS_BYTES / PS_GPU_PACED_BYTES);
     double s = 0;
-    uint64_t total = direct ? r->n_calls * PS_GPU_PIECE_BYTES
-                            : ps_gpu_enough(r, PS_GPU_WINDOW_BYTES / PS_GPU_PIECE_BYTES) * PS_GPU_PIECE_BYTES;
     ps_status status = ps_gpu_start_time(r, err);
     if (status == PS_OK)
-        status = direct ? ps_gpu_enqueue_calls(r, r->n_calls, err)
-                        : enqueue_copies(r, r->task->bus, r->pinned, PS_GPU_PIECE_BYTES, total, err);
+        status =
+            enqueue_copies(r, r->task->bus, r->pinned, PS_GPU_PACED_BYTES, n * PS_GPU_PACED_BYTES, 0, err);
+    status = ps_gpu_timed(r, &s, status, err);
+    const double period_ns = s / (double)n / r->task->share_frac * 1e9;
+    r->period_ns = period_ns < 1                                ? 1
+                   : period_ns < (double)PS_DEVICE_MOST_HOLD_NS ? (uint64_t)period_ns
+                                                                : PS_DEVICE_MOST_HOLD_NS;
+    return status;
+}
+
+ps_status ps_gpu_sample_together(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
+    const bool direct = r->task->bus == PS_BUS_DIRECT;
+    const bool paced = r->task->measure == PS_MEASURE_PACED;
+    const uint64_t piece = paced ? PS_GPU_PACED_BYTES : PS_GPU_PIECE_BYTES;
+    double s = 0;
+    uint64_t total = direct  ? r->n_calls * piece
+                     : paced ? paced_pieces(r) * piece
+                             : ps_gpu_enough(r, PS_GPU_WINDOW_BYTES / piece) * piece;
+    ps_status status = ps_gpu_start_time(r, err);
+    if (status == PS_OK)
+        status =
+            direct ? ps_gpu_enqueue_calls(r, r->n_calls, err)
+                   : enqueue_copies(r, r->task->bus, r->pinned, piece, total, paced ? r->period_ns : 0, err);
     if (status == PS_OK)
         status = ps_device_time(r->device, PS_STREAM_COMPUTE, EV_TO, err);
     if (status == PS_OK)
@@ -119,7 +151,7 @@ ps_status ps_gpu_need_stream_data(ps_gpu_rig *r, ps_error *err) {
     if (r->stream_data != NULL)
         return PS_OK;
     uint64_t bytes = 2 * r->machine->l3_bytes;
-    bytes = bytes < 256 * MIB ? 256 * MIB : bytes;
+    bytes = ps_gpu_enough(r, bytes < 256 * MIB ? 256 * MIB : bytes);
     if (bytes > r->machine->memory_free_bytes / 8)
         bytes = r->machine->memory_free_bytes / 8;
     bytes = (bytes + MIB - 1) / MIB * MIB;

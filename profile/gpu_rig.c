@@ -15,7 +15,7 @@ static bool is_gpu_task(const ps_task *t) {
         const ps_kernel *k = ps_kernel_find(t->point.kernel);
         return k != NULL && k->spec.device == PS_DEV_CUDA;
     }
-    return t->measure >= PS_MEASURE_COPY;
+    return t->measure >= PS_MEASURE_PACED;
 }
 
 static ps_status gpu_prepare(void *rig, const ps_task *task, ps_error *err) {
@@ -40,6 +40,7 @@ static ps_status gpu_prepare(void *rig, const ps_task *task, ps_error *err) {
         return status == PS_OK && ps_gpu_is_beside(task) ? ps_gpu_beside_prepare(r, err) : status;
     case PS_MEASURE_COPY:
     case PS_MEASURE_TOGETHER:
+    case PS_MEASURE_PACED:
         if (task->bus == PS_BUS_DIRECT)
             status = ps_gpu_prepare_direct(
                 r, task->measure == PS_MEASURE_COPY ? task->bytes : PS_GPU_PIECE_BYTES, err);
@@ -48,9 +49,11 @@ static ps_status gpu_prepare(void *rig, const ps_task *task, ps_error *err) {
             status = ps_device_host_register(r->device, r->plain, PS_GPU_BUS_BYTES, &device, err);
             r->locked = status == PS_OK ? r->plain : r->locked;
         }
-        if (status == PS_OK && task->measure == PS_MEASURE_TOGETHER)
+        if (status == PS_OK && task->measure == PS_MEASURE_PACED)
+            status = ps_gpu_prepare_paced(r, err);
+        if (status == PS_OK && task->measure != PS_MEASURE_COPY)
             status = ps_gpu_need_stream_data(r, err);
-        if (status == PS_OK && task->measure == PS_MEASURE_TOGETHER)
+        if (status == PS_OK && task->measure != PS_MEASURE_COPY)
             status = ps_streams_start(r->machine, 0, task->point.n_threads, r->stream_data, r->stream_bytes,
                                       &r->streams, err);
         if (status == PS_OK && task->measure == PS_MEASURE_COPY)
@@ -81,6 +84,7 @@ static ps_status gpu_sample(void *rig, ps_rig_sample *out, ps_error *err) {
     case PS_MEASURE_COPY:
         return ps_gpu_sample_copy(r, out, err);
     case PS_MEASURE_TOGETHER:
+    case PS_MEASURE_PACED:
         return ps_gpu_sample_together(r, out, err);
     case PS_MEASURE_HBM:
         return ps_gpu_sample_hbm(r, out, err);
@@ -126,7 +130,8 @@ static void gpu_finish(void *rig) {
     r->graph = NULL;
     ps_device_host_unregister(r->device, r->locked);
     r->locked = NULL;
-    if (r->task->measure == PS_MEASURE_COPY || r->task->measure == PS_MEASURE_TOGETHER)
+    if (r->task->measure == PS_MEASURE_COPY || r->task->measure == PS_MEASURE_TOGETHER ||
+        r->task->measure == PS_MEASURE_PACED)
         ps_gpu_forget_mirrored(r); /* copies went over it */
 }
 
@@ -259,6 +264,7 @@ ps_status ps_gpu_rig_new(const ps_gpu_config *c, ps_gpu_rig **out, ps_error *err
         }
         /* The zero that flags count from: behind what everything else uses. */
         r->d_base = (uint64_t *)(void *)(ps_vram_base(r->vram) + 2 * PS_GPU_WINDOW_BYTES);
+        r->d_clock = r->d_base + 16;
         uint64_t *zero = (uint64_t *)(void *)r->pinned;
         const uint64_t keep = *zero;
         *zero = 0;

@@ -13,6 +13,7 @@
 #define PS_GPU_BUS_BYTES ((uint64_t)64 << 20)
 #define PS_GPU_WINDOW_BYTES ((uint64_t)256 << 20)
 #define PS_GPU_PIECE_BYTES ((uint64_t)16 << 20)
+#define PS_GPU_PACED_BYTES ((uint64_t)4 << 20) /* pieces of a bus that is held back */
 #define PS_GPU_VRAM_BYTES ((uint64_t)3 << 30)
 enum {
     MAX_CALLS = 256, /* of a kernel in one sample */
@@ -61,6 +62,8 @@ struct ps_gpu_rig {
     uint8_t *pinned, *d_pinned;  /* PS_GPU_BUS_BYTES */
     uint8_t *plain;              /* PS_GPU_BUS_BYTES, pageable */
     uint64_t *d_base;            /* a zero in VRAM that flags are counted from */
+    uint64_t *d_clock;           /* in VRAM: when a paced sample began */
+    uint64_t period_ns;          /* of its pieces */
     uint64_t epoch;
     uint8_t *stream_data; /* for the CPUs' reads */
     uint64_t stream_bytes;
@@ -118,6 +121,8 @@ void ps_gpu_timer_describe(const ps_gpu_rig *r, ps_profile_gpu *out);
 ps_status ps_gpu_sample_kernel(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 ps_status ps_gpu_sample_copy(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 ps_status ps_gpu_sample_together(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
+/* PACED: how far apart pieces begin, by the time of some without a pause while nobody reads. */
+ps_status ps_gpu_prepare_paced(ps_gpu_rig *r, ps_error *err);
 ps_status ps_gpu_need_stream_data(ps_gpu_rig *r, ps_error *err);
 /* Direct reads are those of the kernel that a run would use: a product of one token with F16 weights. */
 ps_status ps_gpu_prepare_direct(ps_gpu_rig *r, uint64_t bytes, ps_error *err);

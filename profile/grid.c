@@ -219,6 +219,7 @@ static int by_task(const void *a, const void *b) {
     BY(bus);
     BY(kind);
     BY(bytes);
+    BY(share_frac);
     BY(point.kernel);
     BY(point.beside);
     BY(point.n_threads);

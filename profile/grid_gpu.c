@@ -37,6 +37,13 @@ static void add_bus(ps_grid *g) {
                                          .bus = (ps_bus)bus,
                                          .cost_s = 12e-3,
                                          .essential = true});
+    for (uint32_t i = 0; i < n && !c->quick; i++)
+        for (int bus = PS_BUS_H2D; bus <= PS_BUS_D2H; bus++)
+            ps_grid_add(g, (ps_task){.measure = PS_MEASURE_PACED,
+                                     .point = {.n_threads = threads[i]},
+                                     .bus = (ps_bus)bus,
+                                     .share_frac = 0.5,
+                                     .cost_s = 12e-3});
     for (int m = PS_MEASURE_HBM; m <= PS_MEASURE_LEVEL; m++)
         ps_grid_add(
             g, (ps_task){

@@ -75,6 +75,10 @@ static double gpu_truth(const ps_task *t, double *beside) {
     case PS_MEASURE_TOGETHER:
         *beside = dram_keep_frac * fmin(dram, dram_all_bytes_per_s);
         return bus_keep_frac * bus_bytes_per_s;
+    case PS_MEASURE_PACED: /* a bus that is not full keeps its pace, and takes less of the readers' */
+        *beside =
+            (1 - (1 - dram_keep_frac) * t->share_frac * t->share_frac) * fmin(dram, dram_all_bytes_per_s);
+        return t->share_frac * bus_bytes_per_s;
     case PS_MEASURE_HBM:
         return hbm_bytes_per_s;
     case PS_MEASURE_LAUNCH:
@@ -240,7 +244,8 @@ static ps_status null_sample(void *rig, ps_rig_sample *out, ps_error *err) {
     /* Rates fall where times grow. */
     const ps_measure m = r->task->measure;
     const bool rate = m == PS_MEASURE_DRAM || m == PS_MEASURE_COPY || m == PS_MEASURE_TOGETHER ||
-                      m == PS_MEASURE_HBM || m == PS_MEASURE_LOCK || m == PS_MEASURE_LEVEL;
+                      m == PS_MEASURE_PACED || m == PS_MEASURE_HBM || m == PS_MEASURE_LOCK ||
+                      m == PS_MEASURE_LEVEL;
     out->value = rate ? truth / factor : truth * factor;
     out->beside_bytes_per_s = beside * exp(r->config.noise_frac * next_normal(&r->rng));
     r->now_ns += (uint64_t)(fmax(rate ? sample_least_s : out->value, sample_least_s) * 1e9);

@@ -16,10 +16,12 @@ extern "C" {
 
 /* What a task measures. X(NAME, "name", unit of a sample) */
 #define PS_MEASURE_LIST(X)                                                                                   \
-    X(KERNEL, "kernel", "s")           /* one instruction as the executor runs it, barriers included */      \
-    X(DRAM, "dram read", "B/s")        /* of point.n_threads together */                                     \
-    X(BARRIER, "barrier", "s")         /* one barrier of point.n_threads */                                  \
-    X(POOL_START, "pool start", "s")   /* from a sleeping team to the end of an empty job */                 \
+    X(KERNEL, "kernel", "s")         /* one instruction as the executor runs it, barriers included */        \
+    X(DRAM, "dram read", "B/s")      /* of point.n_threads together */                                       \
+    X(BARRIER, "barrier", "s")       /* one barrier of point.n_threads */                                    \
+    X(POOL_START, "pool start", "s") /* from a sleeping team to the end of an empty job */                   \
+    X(PACED, "paced bus and dram",                                                                           \
+      "B/s")                           /* as TOGETHER, copies held at share_frac of the bus's rate alone */  \
     X(COPY, "bus", "B/s")              /* task.bus in pieces of task.bytes, alone */                         \
     X(TOGETHER, "bus and dram", "B/s") /* task.bus beside point.n_threads that read DRAM, both flat out */   \
     X(HBM, "vram read", "B/s")                                                                               \
@@ -44,16 +46,17 @@ typedef enum ps_measure {
 typedef struct ps_task {
     ps_measure measure;
     ps_profile_point point; /* KERNEL: all but the results; others: n_threads */
-    ps_bus bus;             /* COPY, TOGETHER */
+    ps_bus bus;             /* COPY, TOGETHER, PACED */
     ps_host_kind kind;      /* COPY */
     uint64_t bytes;         /* COPY */
+    double share_frac;      /* PACED */
     double cost_s;          /* a guess of one call, to order and to budget */
     bool essential;         /* done before the others: without it a kernel would have no curve at all */
 } ps_task;
 
 typedef struct ps_rig_sample {
     double value;
-    double beside_bytes_per_s; /* of what ran beside, 0 if nothing did; TOGETHER: the DRAM reads' */
+    double beside_bytes_per_s; /* of what ran beside, 0 if nothing did; TOGETHER, PACED: the DRAM reads' */
     bool disturbed;            /* the system took a CPU away meanwhile */
 } ps_rig_sample;
 

@@ -120,17 +120,19 @@ static ps_status start(sweep *s, ps_error *err) {
     p->kernels = calloc(c->n_kernels + 1, sizeof *p->kernels);
     p->gpu.copies = calloc(c->n_tasks + 1, sizeof *p->gpu.copies);
     p->gpu.together = calloc(c->n_tasks + 1, sizeof *p->gpu.together);
+    p->gpu.paced = calloc(c->n_tasks + 1, sizeof *p->gpu.paced);
     p->gpu.checks = calloc(c->n_kernels + 1, sizeof *p->gpu.checks);
-    if (!p->dram || !p->points || !p->kernels || !p->gpu.copies || !p->gpu.together || !p->gpu.checks)
+    if (!p->dram || !p->points || !p->kernels || !p->gpu.copies || !p->gpu.together || !p->gpu.paced ||
+        !p->gpu.checks)
         goto nomem;
     memcpy(p->kernels, c->kernels, c->n_kernels * sizeof *p->kernels);
     p->n_kernels = c->n_kernels;
     for (uint32_t i = 0; i < c->n_tasks; i++) {
         item *it = &s->items[i];
         it->task = &c->tasks[i];
-        it->rank = it->task->measure == PS_MEASURE_KERNEL                                             ? 2
-                   : it->task->measure == PS_MEASURE_COPY || it->task->measure == PS_MEASURE_TOGETHER ? 1
-                                                                                                      : 0;
+        it->rank = it->task->measure == PS_MEASURE_KERNEL                                     ? 2
+                   : it->task->measure == PS_MEASURE_COPY || ps_sweep_both(it->task->measure) ? 1
+                                                                                              : 0;
         it->cost_class = it->task->essential ? 0 : (int)floor(log10(fmax(it->task->cost_s, 1e-9)));
         it->wtype = PS_DTYPE_NONE;
         if (c->tasks[i].measure == PS_MEASURE_KERNEL) {
@@ -268,7 +270,7 @@ static ps_status visit(sweep *s, item *it, double share_s, bool *out_enough, ps_
                                .cap_s = share_s,
                                .patience = 1};
     const bool rate = is_rate(it->task->measure); /* the series holds times, here per byte */
-    const bool both = it->task->measure == PS_MEASURE_TOGETHER;
+    const bool both = ps_sweep_both(it->task->measure);
     ps_stop stop = PS_STOP_TIME_CAP;
     double beside_sum = 0;
     *out_enough = true;

@@ -7,9 +7,14 @@
 
 typedef struct ps_slot {
     ps_stat *stat;
-    ps_stat *other; /* of the reads of TOGETHER; NULL */
+    ps_stat *other; /* of the reads of TOGETHER and PACED; NULL */
     double *beside; /* of a kernel; NULL */
 } ps_slot;
+
+/* A task whose sample is of two sides, bus and reads. */
+static inline bool ps_sweep_both(ps_measure m) {
+    return m == PS_MEASURE_TOGETHER || m == PS_MEASURE_PACED;
+}
 
 /* add: a row is made where there is none; the tables have room for all tasks. False: it is not there. */
 bool ps_slot_find(ps_profile *profile, const ps_task *task, bool add, ps_slot *out);

@@ -53,6 +53,18 @@ static ps_profile_together *together_of(ps_profile_gpu *g, const ps_task *t, boo
     return &g->together[g->n_together++];
 }
 
+static ps_profile_paced *paced_of(ps_profile_gpu *g, const ps_task *t, bool add) {
+    for (uint32_t i = 0; i < g->n_paced; i++)
+        if (g->paced[i].bus == t->bus && g->paced[i].n_threads == t->point.n_threads &&
+            g->paced[i].share_frac == t->share_frac)
+            return &g->paced[i];
+    if (!add)
+        return NULL;
+    g->paced[g->n_paced] =
+        (ps_profile_paced){.bus = t->bus, .n_threads = t->point.n_threads, .share_frac = t->share_frac};
+    return &g->paced[g->n_paced++];
+}
+
 static ps_stat *copy_slot(ps_profile_gpu *g, const ps_task *t, bool add) {
     for (uint32_t i = 0; i < g->n_copies; i++)
         if (g->copies[i].bus == t->bus && g->copies[i].kind == t->kind && g->copies[i].bytes == t->bytes)
@@ -72,6 +84,10 @@ static ps_stat *stat_of(ps_profile *p, const ps_task *t, bool add) {
         return copy_slot(&p->gpu, t, add);
     case PS_MEASURE_TOGETHER: {
         ps_profile_together *both = together_of(&p->gpu, t, add);
+        return both ? &both->bus_bytes_per_s : NULL;
+    }
+    case PS_MEASURE_PACED: {
+        ps_profile_paced *both = paced_of(&p->gpu, t, add);
         return both ? &both->bus_bytes_per_s : NULL;
     }
     case PS_MEASURE_BARRIER:
@@ -104,6 +120,8 @@ bool ps_slot_find(ps_profile *p, const ps_task *t, bool add, ps_slot *out) {
         return false;
     if (t->measure == PS_MEASURE_TOGETHER)
         out->other = &together_of(&p->gpu, t, false)->dram_bytes_per_s;
+    if (t->measure == PS_MEASURE_PACED)
+        out->other = &paced_of(&p->gpu, t, false)->dram_bytes_per_s;
     if (t->measure == PS_MEASURE_KERNEL) {
         char *point = (char *)out->stat - offsetof(ps_profile_point, time_s);
         out->beside = &((ps_profile_point *)(void *)point)->beside_bytes_per_s;
@@ -112,7 +130,7 @@ bool ps_slot_find(ps_profile *p, const ps_task *t, bool add, ps_slot *out) {
 }
 
 void ps_sweep_clear(ps_profile *p) {
-    p->n_dram = p->n_points = p->gpu.n_copies = p->gpu.n_together = 0;
+    p->n_dram = p->n_points = p->gpu.n_copies = p->gpu.n_together = p->gpu.n_paced = 0;
     p->barrier_s = p->pool_start_s = (ps_stat){0};
 #define CLEAR(member, name, label, unit) p->gpu.member = (ps_stat){0};
     PS_GPU_STAT_LIST(CLEAR, CLEAR)
@@ -146,6 +164,14 @@ static int by_together(const void *a, const void *b) {
     const ps_profile_together *x = a, *y = b;
     BY(bus);
     BY(n_threads);
+    return 0;
+}
+
+static int by_paced(const void *a, const void *b) {
+    const ps_profile_paced *x = a, *y = b;
+    BY(bus);
+    BY(n_threads);
+    BY(share_frac);
     return 0;
 }
 
@@ -184,5 +210,6 @@ void ps_sweep_order(ps_profile *p) {
     qsort(p->dram, p->n_dram, sizeof *p->dram, by_threads);
     qsort(p->gpu.copies, p->gpu.n_copies, sizeof *p->gpu.copies, by_copy);
     qsort(p->gpu.together, p->gpu.n_together, sizeof *p->gpu.together, by_together);
+    qsort(p->gpu.paced, p->gpu.n_paced, sizeof *p->gpu.paced, by_paced);
     best_rates(p);
 }

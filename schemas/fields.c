@@ -328,25 +328,39 @@ void ps_fields_write_flow(ps_text *t, const ps_fields *fields, const void *recor
     }
 }
 
-void ps_fields_write_row(ps_text *t, const ps_fields *fields, const void *record) {
+static void write_row(ps_text *t, const ps_fields *fields, const void *record, const char *between) {
     for (uint32_t i = 0; i < fields->n; i++) {
-        ps_write_str(t, i == 0 ? "[" : ", ");
+        ps_write_str(t, i == 0 ? "[" : between);
         write_value(t, &fields->rows[i], record);
     }
     ps_write_str(t, "]");
 }
 
-void ps_fields_write_table(ps_text *t, uint32_t indent, const ps_fields *fields, const void *records,
-                           uint32_t n, size_t record_bytes) {
+void ps_fields_write_row(ps_text *t, const ps_fields *fields, const void *record) {
+    write_row(t, fields, record, ", ");
+}
+
+static void write_table(ps_text *t, uint32_t indent, const ps_fields *fields, const void *records, uint32_t n,
+                        size_t record_bytes, const char *between) {
     ps_text_printf(t, "%*scolumns: [", (int)indent, "");
     for (uint32_t i = 0; i < fields->n; i++)
         ps_text_printf(t, "%s%s", i == 0 ? "" : ", ", fields->rows[i].name);
     ps_text_printf(t, "]\n%*srows:%s\n", (int)indent, "", n == 0 ? " []" : "");
     for (uint32_t i = 0; i < n; i++) {
         ps_text_printf(t, "%*s- ", (int)indent, "");
-        ps_fields_write_row(t, fields, (const char *)records + i * record_bytes);
+        write_row(t, fields, (const char *)records + i * record_bytes, between);
         ps_write_str(t, "\n");
     }
+}
+
+void ps_fields_write_table(ps_text *t, uint32_t indent, const ps_fields *fields, const void *records,
+                           uint32_t n, size_t record_bytes) {
+    write_table(t, indent, fields, records, n, record_bytes, ", ");
+}
+
+void ps_fields_write_dense_table(ps_text *t, uint32_t indent, const ps_fields *fields, const void *records,
+                                 uint32_t n, size_t record_bytes) {
+    write_table(t, indent, fields, records, n, record_bytes, ",");
 }
 
 static uint32_t binary_bytes_of(const ps_field *f) {

@@ -95,6 +95,10 @@ void ps_fields_write_row(ps_text *t, const ps_fields *fields, const void *record
 void ps_fields_write_table(ps_text *t, uint32_t indent, const ps_fields *fields, const void *records,
                            uint32_t n, size_t record_bytes);
 
+/* The same without spaces in the rows, where there are thousands: the same document. */
+void ps_fields_write_dense_table(ps_text *t, uint32_t indent, const ps_fields *fields, const void *records,
+                                 uint32_t n, size_t record_bytes);
+
 /* Bytes of a record in the binary plan. Fields follow each other without padding, little-endian. */
 uint64_t ps_fields_binary_bytes(const ps_fields *fields);
 void ps_fields_put(uint8_t *dst, const ps_fields *fields, const void *record);

@@ -192,6 +192,7 @@ void ps_profile_free(ps_profile *profile) {
     free(profile->note);
     free(profile->gpu.copies);
     free(profile->gpu.together);
+    free(profile->gpu.paced);
     free(profile->gpu.checks);
     free(profile);
 }
@@ -326,7 +327,8 @@ ps_status ps_profile_format(const ps_profile *profile, char **out_text, uint64_t
         memcpy(&array, (const char *)profile + tables[i].array_offset, sizeof array);
         memcpy(&n, (const char *)profile + tables[i].count_offset, sizeof n);
         ps_text_printf(t, "%s:\n", tables[i].key);
-        ps_fields_write_table(t, 2, tables[i].fields, array, n, tables[i].record_bytes);
+        (tables[i].fields == &point_fields ? ps_fields_write_dense_table : ps_fields_write_table)(
+            t, 2, tables[i].fields, array, n, tables[i].record_bytes);
     }
     *out_text = ps_text_end(t, out_size);
     return *out_text != NULL ? PS_OK : ps_error_set(err, PS_E_NOMEM, "profile", "no memory for its text");

@@ -117,6 +117,14 @@ typedef struct ps_profile_together {
     ps_stat bus_bytes_per_s, dram_bytes_per_s;
 } ps_profile_together;
 
+/* The same with copies held at a share of what the bus gives alone: each begins on time by the device's clock, never sooner. */
+typedef struct ps_profile_paced {
+    ps_bus bus; /* H2D, D2H */
+    uint32_t n_threads;
+    double share_frac; /* above 0, below 1 */
+    ps_stat bus_bytes_per_s, dram_bytes_per_s;
+} ps_profile_paced;
+
 /* Quantities of a GPU that stand alone, each a ps_stat of ps_profile_gpu, in the order of the document.
  * M(member, NAME, "label", UNIT): measured by itself, PS_MEASURE_NAME; D(...): the best of its kernels' points. */
 #define PS_GPU_STAT_LIST(M, D)                                                                                \
@@ -174,6 +182,8 @@ typedef struct ps_profile_gpu {
     ps_profile_copy *copies;
     uint32_t n_together;
     ps_profile_together *together;
+    uint32_t n_paced;
+    ps_profile_paced *paced; /* none where not measured */
     uint32_t n_checks;
     ps_profile_check *checks; /* ascending kernel; none without CUPTI */
 } ps_profile_gpu;

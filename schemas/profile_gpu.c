@@ -28,18 +28,25 @@ static const ps_field copy_rows[] = {
     PS_STAT_ROWS(ps_profile_copy, bw_bytes_per_s., "_bytes_per_s"),
 };
 /* Two quantities in a row: the bus's figures, then those of the CPU's reads. */
-#define SIDE(member, text)                                                                                   \
-    PS_FIELD(ps_profile_together, member.n, text "n", U32),                                                  \
-        PS_FIELD(ps_profile_together, member.median, text "median_bytes_per_s", F64),                        \
-        PS_FIELD(ps_profile_together, member.q1, text "q1_bytes_per_s", F64),                                \
-        PS_FIELD(ps_profile_together, member.q3, text "q3_bytes_per_s", F64),                                \
-        PS_FIELD_NAMED(ps_profile_together, member.stop, text "stop", &ps_names_stop),                       \
-        PS_FIELD(ps_profile_together, member.noisy, text "noisy", BOOL)
+#define SIDE(record, member, text)                                                                           \
+    PS_FIELD(record, member.n, text "n", U32),                                                               \
+        PS_FIELD(record, member.median, text "median_bytes_per_s", F64),                                     \
+        PS_FIELD(record, member.q1, text "q1_bytes_per_s", F64),                                             \
+        PS_FIELD(record, member.q3, text "q3_bytes_per_s", F64),                                             \
+        PS_FIELD_NAMED(record, member.stop, text "stop", &ps_names_stop),                                    \
+        PS_FIELD(record, member.noisy, text "noisy", BOOL)
 static const ps_field together_rows[] = {
     PS_FIELD_NAMED(ps_profile_together, bus, "bus", &ps_names_bus),
     PS_FIELD(ps_profile_together, n_threads, "n_threads", U32),
-    SIDE(bus_bytes_per_s, "bus_"),
-    SIDE(dram_bytes_per_s, "dram_"),
+    SIDE(ps_profile_together, bus_bytes_per_s, "bus_"),
+    SIDE(ps_profile_together, dram_bytes_per_s, "dram_"),
+};
+static const ps_field paced_rows[] = {
+    PS_FIELD_NAMED(ps_profile_paced, bus, "bus", &ps_names_bus),
+    PS_FIELD(ps_profile_paced, n_threads, "n_threads", U32),
+    PS_FIELD(ps_profile_paced, share_frac, "share_frac", F64),
+    SIDE(ps_profile_paced, bus_bytes_per_s, "bus_"),
+    SIDE(ps_profile_paced, dram_bytes_per_s, "dram_"),
 };
 #undef SIDE
 static const ps_field check_rows[] = {
@@ -49,7 +56,8 @@ static const ps_field check_rows[] = {
     PS_FIELD(ps_profile_check, worst_frac, "worst_frac", F64),
 };
 static const ps_fields head_fields = PS_FIELDS(head_rows), copy_fields = PS_FIELDS(copy_rows),
-                       together_fields = PS_FIELDS(together_rows), check_fields = PS_FIELDS(check_rows);
+                       together_fields = PS_FIELDS(together_rows), paced_fields = PS_FIELDS(paced_rows),
+                       check_fields = PS_FIELDS(check_rows);
 
 #define ROW(member, name, label, unit) {#member, label, offsetof(ps_profile_gpu, member), PS_UNIT_##unit},
 const ps_gpu_stat_row ps_gpu_stat_rows[PS_GPU_STAT_COUNT] = {PS_GPU_STAT_LIST(ROW, ROW)};
@@ -65,8 +73,8 @@ const ps_stat *ps_gpu_stat(const ps_profile_gpu *g, uint32_t row) {
 
 /* The keys that are no fields of the head, for the check of unknown ones. */
 #define ROW(member, name, label, unit) #member,
-static const char *const other_keys[] = {PS_GPU_STAT_LIST(ROW, ROW) "copies", "together", "timer_checks",
-                                         NULL};
+static const char *const other_keys[] = {PS_GPU_STAT_LIST(ROW, ROW) "copies", "together", "paced",
+                                         "timer_checks", NULL};
 #undef ROW
 
 static ps_status read_table(const ps_yaml_doc *doc, const ps_yaml_node *map, const char *key,
@@ -104,7 +112,7 @@ ps_status ps_profile_gpu_read(const ps_yaml_doc *doc, const ps_yaml_node *root, 
             status = ps_fields_read_map(doc, node, &ps_profile_plain_stat_fields, NULL,
                                         (char *)g + ps_gpu_stat_rows[i].offset, err);
     }
-    void *copies = NULL, *together = NULL, *checks = NULL;
+    void *copies = NULL, *together = NULL, *paced = NULL, *checks = NULL;
     if (status == PS_OK)
         status = read_table(doc, map, "copies", &copy_fields, sizeof *g->copies, &copies, &g->n_copies, err);
     g->copies = copies;
@@ -112,6 +120,9 @@ ps_status ps_profile_gpu_read(const ps_yaml_doc *doc, const ps_yaml_node *root, 
         status = read_table(doc, map, "together", &together_fields, sizeof *g->together, &together,
                             &g->n_together, err);
     g->together = together;
+    if (status == PS_OK && ps_yaml_find(map, "paced") != NULL)
+        status = read_table(doc, map, "paced", &paced_fields, sizeof *g->paced, &paced, &g->n_paced, err);
+    g->paced = paced;
     if (status == PS_OK)
         status = read_table(doc, map, "timer_checks", &check_fields, sizeof *g->checks, &checks, &g->n_checks,
                             err);
@@ -132,6 +143,10 @@ void ps_profile_gpu_write(ps_text *t, const ps_profile_gpu *g) {
     ps_fields_write_table(t, 4, &copy_fields, g->copies, g->n_copies, sizeof *g->copies);
     ps_write_str(t, "  together:\n");
     ps_fields_write_table(t, 4, &together_fields, g->together, g->n_together, sizeof *g->together);
+    if (g->n_paced != 0) {
+        ps_write_str(t, "  paced:\n");
+        ps_fields_write_table(t, 4, &paced_fields, g->paced, g->n_paced, sizeof *g->paced);
+    }
     ps_write_str(t, "  timer_checks:\n");
     ps_fields_write_table(t, 4, &check_fields, g->checks, g->n_checks, sizeof *g->checks);
 }
@@ -155,6 +170,21 @@ static ps_status check_tables(const ps_profile *p, ps_error *err) {
         if (c->n_threads == 0 || (unsigned)c->bus >= PS_BUS_COUNT ||
             (b && (c->bus < b->bus || (c->bus == b->bus && c->n_threads <= b->n_threads))))
             return ps_error_set(err, PS_E_DATA, subject, "bus and threads must be known and ascend");
+        status = ps_profile_check_stat(&c->bus_bytes_per_s, p->complete, subject, err);
+        if (status == PS_OK)
+            status = ps_profile_check_stat(&c->dram_bytes_per_s, p->complete, subject, err);
+    }
+    for (uint32_t i = 0; status == PS_OK && i < g->n_paced; i++) {
+        const ps_profile_paced *c = &g->paced[i], *b = i != 0 ? c - 1 : NULL;
+        snprintf(subject, sizeof subject, "gpu paced row %u", i);
+        if (!(c->share_frac > 0 && c->share_frac < 1))
+            return ps_error_set(err, PS_E_DATA, subject, "share_frac must lie between 0 and 1");
+        if (c->n_threads == 0 || (c->bus != PS_BUS_H2D && c->bus != PS_BUS_D2H) ||
+            (b && (c->bus < b->bus ||
+                   (c->bus == b->bus && (c->n_threads < b->n_threads ||
+                                         (c->n_threads == b->n_threads && c->share_frac <= b->share_frac))))))
+            return ps_error_set(err, PS_E_DATA, subject,
+                                "bus (h2d, d2h), threads and share must be known and ascend");
         status = ps_profile_check_stat(&c->bus_bytes_per_s, p->complete, subject, err);
         if (status == PS_OK)
             status = ps_profile_check_stat(&c->dram_bytes_per_s, p->complete, subject, err);
@@ -192,7 +222,7 @@ ps_status ps_profile_gpu_validate(const ps_profile *p, ps_error *err) {
     if (strcmp(g->name, p->topology.gpu_name) != 0)
         return ps_error_set(err, PS_E_DATA, "gpu", "topology and gpu section name different GPUs");
     if (g->name[0] == '\0')
-        return g->n_copies == 0 && g->n_together == 0 && g->n_checks == 0
+        return g->n_copies == 0 && g->n_together == 0 && g->n_paced == 0 && g->n_checks == 0
                    ? PS_OK
                    : ps_error_set(err, PS_E_DATA, "gpu", "figures of a GPU without a name");
     ps_status status = ps_fields_validate(&head_fields, g, err);

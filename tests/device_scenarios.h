@@ -360,6 +360,27 @@ static void scenario_events(ps_device *d) {
     CHECK(passed, "after the flag was raised");
     OK(ps_device_sync(d, err));
     ps_device_heal(d);
+    /* Work that is held back goes on by the device's clock: not before its time, at once where that is over, and never longer
+     * than was asked for, whatever the clock's word holds. */
+    uint64_t *clock = (uint64_t *)(void *)d_base;
+    OK(ps_device_time(d, PS_STREAM_H2D, 210, err));
+    OK(ps_device_hold(d, PS_STREAM_H2D, clock, 0, err));
+    OK(ps_device_hold(d, PS_STREAM_H2D, clock, 20000000, err));
+    OK(ps_device_time(d, PS_STREAM_H2D, 211, err));
+    OK(ps_device_hold(d, PS_STREAM_H2D, clock, 10000000, err));
+    OK(ps_device_time(d, PS_STREAM_H2D, 212, err));
+    OK(ps_device_sync(d, err));
+    OK(ps_device_elapsed(d, 210, 211, &s, err));
+    CHECK(s >= 19.9e-3 && s < 10, "held for %g s instead of 20 ms", s);
+    OK(ps_device_elapsed(d, 211, 212, &s, err));
+    CHECK(s < 5, "held for %g s though the time was over", s);
+    memset(base, 0xff, 4096);
+    OK(ps_device_hold(d, PS_STREAM_H2D, clock, 1000000, err));
+    OK(ps_device_time(d, PS_STREAM_H2D, 213, err));
+    OK(ps_device_sync(d, err));
+    OK(ps_device_elapsed(d, 212, 213, &s, err));
+    CHECK(s < 60, "held for %g s by a clock that is none", s);
+    FAILS(PS_E_USAGE, ps_device_hold(d, PS_STREAM_H2D, clock, PS_DEVICE_MOST_HOLD_NS + 1, err));
     ps_device_host_free(d, base);
     scenario_pipe_free(d, &p);
 }
@@ -625,6 +646,7 @@ static ps_status scenario_everything(const ps_device_options *options, bool *out
     TRY(scenario_scale(d, PS_STREAM_COMPUTE, (uint32_t *)(void *)v, (const uint32_t *)(const void *)v, 1, 3,
                        1, err));
     TRY(ps_device_signal(d, PS_STREAM_COMPUTE, d_base, 4, err));
+    TRY(ps_device_hold(d, PS_STREAM_COMPUTE, (uint64_t *)(void *)(v + 65536), 0, err));
     TRY(ps_device_sync(d, err));
     TRY(ps_device_capture_begin(d, err));
     TRY(scenario_scale(d, PS_STREAM_COMPUTE, (uint32_t *)(void *)v, (const uint32_t *)(const void *)v, 1, 2,

@@ -55,9 +55,11 @@ static inline void pf_add_gpu(ps_profile *p) {
     g->n_together = 3;
     g->copies = calloc(g->n_copies, sizeof *g->copies);
     g->together = calloc(g->n_together, sizeof *g->together);
+    g->n_paced = 4;
+    g->paced = calloc(g->n_paced, sizeof *g->paced);
     g->n_checks = 1;
     g->checks = calloc(g->n_checks, sizeof *g->checks);
-    if (g->copies == NULL || g->together == NULL || g->checks == NULL)
+    if (g->copies == NULL || g->together == NULL || g->paced == NULL || g->checks == NULL)
         abort();
     g->checks[0] = (ps_profile_check){0, 7, -0.0125, 0.03};
     g->copies[0] = (ps_profile_copy){PS_BUS_H2D, PS_HOST_KIND_PINNED, 16 << 20, pf_stat(1.3e10)};
@@ -65,6 +67,9 @@ static inline void pf_add_gpu(ps_profile *p) {
     for (uint32_t i = 0; i < g->n_together; i++)
         g->together[i] =
             (ps_profile_together){PS_BUS_DIRECT, 1u << i, pf_stat(1.2e10 - 1e8 * i), pf_stat(1e10 * (i + 1))};
+    for (uint32_t i = 0; i < g->n_paced; i++)
+        g->paced[i] = (ps_profile_paced){i < 2 ? PS_BUS_H2D : PS_BUS_D2H, 1 + i % 2, 0.5, pf_stat(6e9),
+                                         pf_stat(1e10 * (i % 2 + 1))};
 }
 
 static inline ps_profile *pf_profile(uint32_t n_points) {

@@ -101,7 +101,7 @@ static void add_point(entries *list, const ps_profile *p, const ps_profile_point
 
 static bool collect(entries *list, const ps_profile *p) {
     const uint64_t room = 2 + (uint64_t)PS_GPU_STAT_COUNT + p->n_dram + p->gpu.n_copies +
-                          2 * (uint64_t)p->gpu.n_together + p->n_points;
+                          2 * ((uint64_t)p->gpu.n_together + p->gpu.n_paced) + p->n_points;
     list->n = 0;
     list->e = calloc(room, sizeof *list->e);
     if (!list->e)
@@ -124,6 +124,14 @@ static bool collect(entries *list, const ps_profile *p) {
             n_threads);
         add(list, &g->together[i].dram_bytes_per_s, PS_UNIT_BYTES_PER_S, "dram read, %u thr, beside %s",
             n_threads, bus);
+    }
+    for (uint32_t i = 0; i < g->n_paced; i++) {
+        const ps_profile_paced *c = &g->paced[i];
+        const char *bus = ps_bus_name(c->bus);
+        add(list, &c->bus_bytes_per_s, PS_UNIT_BYTES_PER_S, "bus %s at %.0f%% beside %u thr", bus,
+            100 * c->share_frac, c->n_threads);
+        add(list, &c->dram_bytes_per_s, PS_UNIT_BYTES_PER_S, "dram read, %u thr, beside %s at %.0f%%",
+            c->n_threads, bus, 100 * c->share_frac);
     }
     for (uint32_t i = 0; i < p->n_points; i++)
         add_point(list, p, &p->points[i]);

@@ -89,6 +89,17 @@ static void print_timer(const ps_profile_gpu *g) {
                n, 100 * least, 100 * most, within, g->n_checks, 100 * worst);
 }
 
+/* Both rates of the same moments; share_frac: what the bus was held at. */
+static void print_both(const char *head, ps_bus bus, uint32_t n_threads, double share_frac,
+                       const ps_stat *bus_rate, const ps_stat *dram_rate) {
+    char held[32] = "";
+    if (share_frac < 1)
+        snprintf(held, sizeof held, " held at %.0f%%", 100 * share_frac);
+    printf("%-10s%-6s%s %7.2f GB/s while %u thread%s read%s %.2f GB/s\n", head, ps_bus_name(bus), held,
+           bus_rate->median * 1e-9, n_threads, plural_of(n_threads), n_threads == 1 ? "s" : "",
+           dram_rate->median * 1e-9);
+}
+
 static void print_gpu(const ps_profile_gpu *g) {
     char t[24];
     if (!g->name[0])
@@ -125,10 +136,11 @@ static void print_gpu(const ps_profile_gpu *g) {
                size_text(g->copies[i].bytes, t), g->copies[i].bw_bytes_per_s.median * 1e-9,
                100 * spread_frac(&g->copies[i].bw_bytes_per_s));
     for (uint32_t i = 0; i < g->n_together; i++)
-        printf("%s%-6s %7.2f GB/s while %u thread%s read%s %.2f GB/s\n", i ? "          " : "together  ",
-               ps_bus_name(g->together[i].bus), g->together[i].bus_bytes_per_s.median * 1e-9,
-               g->together[i].n_threads, plural_of(g->together[i].n_threads),
-               g->together[i].n_threads == 1 ? "s" : "", g->together[i].dram_bytes_per_s.median * 1e-9);
+        print_both(i ? "" : "together", g->together[i].bus, g->together[i].n_threads, 1,
+                   &g->together[i].bus_bytes_per_s, &g->together[i].dram_bytes_per_s);
+    for (uint32_t i = 0; i < g->n_paced; i++)
+        print_both(i ? "" : "paced", g->paced[i].bus, g->paced[i].n_threads, g->paced[i].share_frac,
+                   &g->paced[i].bus_bytes_per_s, &g->paced[i].dram_bytes_per_s);
 }
 
 static void print_slowdowns(const ps_profile *p) {
@@ -251,6 +263,17 @@ static void json_gpu(ps_json *j, const ps_profile_gpu *g) {
         ps_json_u64(j, "n_threads", g->together[i].n_threads);
         json_stat(j, "bus_bytes_per_s", &g->together[i].bus_bytes_per_s);
         json_stat(j, "dram_bytes_per_s", &g->together[i].dram_bytes_per_s);
+        ps_json_close(j);
+    }
+    ps_json_close(j);
+    ps_json_array(j, "paced");
+    for (uint32_t i = 0; i < g->n_paced; i++) {
+        ps_json_object(j, NULL);
+        ps_json_str(j, "bus", ps_bus_name(g->paced[i].bus));
+        ps_json_u64(j, "n_threads", g->paced[i].n_threads);
+        ps_json_f64(j, "share_frac", g->paced[i].share_frac);
+        json_stat(j, "bus_bytes_per_s", &g->paced[i].bus_bytes_per_s);
+        json_stat(j, "dram_bytes_per_s", &g->paced[i].dram_bytes_per_s);
         ps_json_close(j);
     }
     ps_json_close(j);

@@ -84,22 +84,28 @@ static const ps_stat *largest_copy(const ps_profile_gpu *g, ps_bus bus) {
     return best ? &best->bw_bytes_per_s : NULL;
 }
 
-static void add_together(const ps_profile *p, const ps_profile_together *t, ps_tune_slowdown *out,
-                         uint32_t *n) {
-    const ps_stat *bus = largest_copy(&p->gpu, t->bus), *dram = NULL;
-    const char *name = ps_bus_name(t->bus);
+/* Bus and reads at the same time against each alone, of the bus the share that it was held at. */
+static void add_both(const ps_profile *p, ps_bus which, uint32_t n_threads, double share_frac,
+                     const ps_stat *bus_beside, const ps_stat *dram_beside, ps_tune_slowdown *out,
+                     uint32_t *n) {
+    const ps_stat *bus = largest_copy(&p->gpu, which), *dram = NULL;
+    char name[32];
+    if (share_frac < 1)
+        snprintf(name, sizeof name, "%s held at %.0f%%", ps_bus_name(which), 100 * share_frac);
+    else
+        snprintf(name, sizeof name, "%s", ps_bus_name(which));
     for (uint32_t i = 0; i < p->n_dram; i++)
-        if (p->dram[i].n_threads == t->n_threads && p->dram[i].bw_bytes_per_s.n)
+        if (p->dram[i].n_threads == n_threads && p->dram[i].bw_bytes_per_s.n)
             dram = &p->dram[i].bw_bytes_per_s;
-    if (bus && t->bus_bytes_per_s.n) {
+    if (bus && bus_beside->n) {
         ps_tune_slowdown *s = &out[(*n)++];
-        *s = (ps_tune_slowdown){.times = bus->median / t->bus_bytes_per_s.median, .n = 1};
-        snprintf(s->what, sizeof s->what, "%s beside reads of %u thr", name, t->n_threads);
+        *s = (ps_tune_slowdown){.times = share_frac * bus->median / bus_beside->median, .n = 1};
+        snprintf(s->what, sizeof s->what, "%s beside reads of %u thr", name, n_threads);
     }
-    if (dram && t->dram_bytes_per_s.n) {
+    if (dram && dram_beside->n) {
         ps_tune_slowdown *s = &out[(*n)++];
-        *s = (ps_tune_slowdown){.times = dram->median / t->dram_bytes_per_s.median, .n = 1};
-        snprintf(s->what, sizeof s->what, "reads of %u thr beside %s", t->n_threads, name);
+        *s = (ps_tune_slowdown){.times = dram->median / dram_beside->median, .n = 1};
+        snprintf(s->what, sizeof s->what, "reads of %u thr beside %s", n_threads, name);
     }
 }
 
@@ -108,7 +114,8 @@ bool ps_tune_slowdowns(const ps_profile *p, ps_tune_slowdown **out, uint32_t *ou
     uint32_t n_samples, n = 0;
     if (!ratios(p, &s, &n_samples))
         return false;
-    ps_tune_slowdown *list = calloc((uint64_t)n_samples + 2 * (uint64_t)p->gpu.n_together + 1, sizeof *list);
+    ps_tune_slowdown *list =
+        calloc((uint64_t)n_samples + 2 * ((uint64_t)p->gpu.n_together + p->gpu.n_paced) + 1, sizeof *list);
     for (uint32_t i = 0, j; list && i < n_samples; i = j) {
         for (j = i; j < n_samples && s[j].gpu == s[i].gpu && s[j].beside == s[i].beside &&
                     s[j].many == s[i].many && s[j].n_threads == s[i].n_threads;
@@ -124,8 +131,14 @@ bool ps_tune_slowdowns(const ps_profile *p, ps_tune_slowdown **out, uint32_t *ou
             snprintf(d->what, sizeof d->what, "CPU kernels of %u thr, %s tokens, beside %s", s[i].n_threads,
                      s[i].many ? "many" : "few", ps_beside_name(s[i].beside));
     }
-    for (uint32_t i = 0; list && i < p->gpu.n_together; i++)
-        add_together(p, &p->gpu.together[i], list, &n);
+    for (uint32_t i = 0; list && i < p->gpu.n_together; i++) {
+        const ps_profile_together *t = &p->gpu.together[i];
+        add_both(p, t->bus, t->n_threads, 1, &t->bus_bytes_per_s, &t->dram_bytes_per_s, list, &n);
+    }
+    for (uint32_t i = 0; list && i < p->gpu.n_paced; i++) {
+        const ps_profile_paced *t = &p->gpu.paced[i];
+        add_both(p, t->bus, t->n_threads, t->share_frac, &t->bus_bytes_per_s, &t->dram_bytes_per_s, list, &n);
+    }
     free(s);
     *out = list;
     *out_n = n;

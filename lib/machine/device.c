@@ -408,6 +408,16 @@ ps_status ps_device_await(ps_device *device, ps_stream stream, const uint64_t *d
     return st;
 }
 
+ps_status ps_device_hold(ps_device *device, ps_stream stream, uint64_t *d_clock, uint64_t after_ns,
+                         ps_error *err) {
+    if (after_ns > PS_DEVICE_MOST_HOLD_NS)
+        return misuse(device, err, "work cannot be held back for so long");
+    ps_status st = may_enqueue(device, stream, err);
+    if (st == PS_OK)
+        st = enqueued(device, stream, device->driver->hold(device, stream, d_clock, after_ns, err));
+    return st;
+}
+
 uint64_t *ps_device_flag(ps_device *device, uint32_t flag) {
     return flag == PS_FLAG_GPU ? &device->flags->gpu : flag == PS_FLAG_CPU ? &device->flags->cpu : NULL;
 }

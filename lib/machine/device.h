@@ -161,6 +161,12 @@ ps_status ps_device_signal(ps_device *device, ps_stream stream, const uint64_t *
                            ps_error *err);
 ps_status ps_device_await(ps_device *device, ps_stream stream, const uint64_t *d_base, uint64_t add,
                           ps_error *err);
+/* Hold what follows on the stream back by the device's own clock. d_clock: a uint64_t in VRAM. after_ns 0: the time is
+ * written there; otherwise work goes on once it is after_ns past that, at once where it is already, and never later than after_ns
+ * from now, so that nothing has to end it. PS_E_USAGE above PS_DEVICE_MOST_HOLD_NS. */
+#define PS_DEVICE_MOST_HOLD_NS ((uint64_t)2000000000)
+ps_status ps_device_hold(ps_device *device, ps_stream stream, uint64_t *d_clock, uint64_t after_ns,
+                         ps_error *err);
 /* The host's side: addresses of PS_FLAG_GPU and PS_FLAG_CPU. Read with acquire, write with release. */
 uint64_t *ps_device_flag(ps_device *device, uint32_t flag);
 /* End every wait on the device, now and later: its results are void. Any thread. */

@@ -46,6 +46,8 @@ typedef struct ps_device_driver {
                         ps_error *err);
     ps_status (*await)(ps_device *device, ps_stream stream, const uint64_t *d_base, uint64_t add,
                        ps_error *err);
+    ps_status (*hold)(ps_device *device, ps_stream stream, uint64_t *d_clock, uint64_t after_ns,
+                      ps_error *err);
     ps_status (*capture_begin)(ps_device *device, ps_error *err);
     ps_status (*capture_end)(ps_device *device, ps_device_graph **out,
                              ps_error *err); /* ends it on errors too */

@@ -33,6 +33,7 @@ typedef enum work_kind {
     WORK_TIME,
     WORK_SIGNAL,
     WORK_AWAIT,
+    WORK_HOLD,
     WORK_GRAPH
 } work_kind;
 
@@ -60,6 +61,9 @@ struct work {
             const uint64_t *base;
             uint64_t add;
         } flag;
+        struct {
+            uint64_t *clock, after_ns;
+        } hold;
         struct {
             const graph *graph;
             uint64_t start[N_LANES]; /* what each lane's count was at the launch */
@@ -147,6 +151,21 @@ static void await_flag(const ps_device *d, uint64_t value) {
     }
 }
 
+/* Until after_ns past the time at *clock; 0: write that time. Poison ends it. */
+static void hold(const ps_device *d, uint64_t *clock, uint64_t after_ns) {
+    const uint64_t now = ps_clock_ns();
+    if (after_ns == 0) {
+        *clock = now;
+        return;
+    }
+    const uint64_t until = *clock < now ? *clock + after_ns : now + after_ns;
+    for (uint64_t t = now; t < until && !ps_device_poisoned(d); t = ps_clock_ns()) {
+        const uint64_t left = until - t;
+        const struct timespec nap = {0, left < NAP_LAST_NS ? (long)left : NAP_LAST_NS};
+        nanosleep(&nap, NULL);
+    }
+}
+
 /* Carry one thing out; start: counts at the launch of the graph that it is part of, NULL outside of graphs. */
 static void carry_out(emulated *e, work *w, const uint64_t *start) {
     switch (w->kind) {
@@ -180,6 +199,9 @@ static void carry_out(emulated *e, work *w, const uint64_t *start) {
         break;
     case WORK_AWAIT:
         await_flag(&e->device, __atomic_load_n(w->flag.base, __ATOMIC_ACQUIRE) + w->flag.add);
+        break;
+    case WORK_HOLD:
+        hold(&e->device, w->hold.clock, w->hold.after_ns);
         break;
     case WORK_GRAPH:
         break;
@@ -395,6 +417,18 @@ static ps_status emulated_signal(ps_device *d, ps_stream stream, const uint64_t 
 static ps_status emulated_await(ps_device *d, ps_stream stream, const uint64_t *base, uint64_t add,
                                 ps_error *err) {
     return put_flag(d, stream, "await", WORK_AWAIT, base, add, err);
+}
+
+static ps_status emulated_hold(ps_device *d, ps_stream stream, uint64_t *clock, uint64_t after_ns,
+                               ps_error *err) {
+    work *w = NULL;
+    const ps_status st = new_work(d, "hold", WORK_HOLD, 0, &w, err);
+    if (st != PS_OK)
+        return st;
+    w->hold.clock = clock;
+    w->hold.after_ns = after_ns;
+    put((emulated *)d, stream, w);
+    return PS_OK;
 }
 
 /* ---- graphs ---- */
@@ -623,6 +657,7 @@ static const ps_device_driver driver = {
     .check = emulated_check,
     .signal = emulated_signal,
     .await = emulated_await,
+    .hold = emulated_hold,
     .capture_begin = emulated_capture_begin,
     .capture_end = emulated_capture_end,
     .capture_abort = emulated_capture_abort,

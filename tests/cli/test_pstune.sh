@@ -127,7 +127,7 @@ grep -Eq "^100 points, .* error [0-9.]+% in the median" "$dir/out" || fail "chec
 grep -q "interpolated" "$dir/out" || fail "check without interpolated answers"
 expect 0 "" "$pstune" check --points 30 --seed 7 --json "$dir/two.yaml"
 grep -q '"good": true' "$dir/out" || fail "check --json: $(head -9 "$dir/out")"
-sed -e '/^points:/,$ s/\(, idle, [0-9]*, \)[0-9.e-]*, [0-9.e-]*, [0-9.e-]*/\11.0, 1.0, 1.0/' "$dir/two.yaml" >"$dir/wrong.yaml"
+sed -e '/^points:/,$ s/\(,idle,[0-9]*,\)[0-9.e-]*,[0-9.e-]*,[0-9.e-]*/\11.0,1.0,1.0/' "$dir/two.yaml" >"$dir/wrong.yaml"
 expect 1 "" "$pstune" check --points 30 "$dir/wrong.yaml"
 sed -e 's/^kernel_set: .*/kernel_set: "00000000000000000000000000000000"/' "$dir/two.yaml" >"$dir/old.yaml"
 expect 65 "other kernels" "$pstune" check "$dir/old.yaml"

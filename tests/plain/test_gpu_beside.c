@@ -1,5 +1,6 @@
 /* Kernels beside a busy bus, on the emulated device: kernels of both sides, each beside copies both ways, the CPUs' beside direct reads
- * too. Both sides' rates are there, the kernels' results were verified, and the range that copies go to is free again. */
+ * too. Both sides' rates are there, the kernels' results were verified, and the range that copies go to is free again. And copies
+ * that are held back beside readers: they keep their pace. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +10,7 @@
 #include "profile/gpu_rig.h"
 #include "profile/sweep.h"
 
+#define PIECE_BYTES ((uint64_t)4 << 20)
 static const ps_beside neighbours[] = {PS_BESIDE_IDLE, PS_BESIDE_H2D, PS_BESIDE_D2H, PS_BESIDE_DIRECT};
 
 int main(void) {
@@ -39,7 +41,7 @@ int main(void) {
     if (failures)
         return 1;
     ps_kernel_spec specs[2] = {ours->spec, its->spec};
-    ps_task tasks[16];
+    ps_task tasks[24];
     uint32_t n = 0;
     for (int b = 0; b < 4; b++) {
         tasks[n++] = (ps_task){.measure = PS_MEASURE_KERNEL,
@@ -56,6 +58,14 @@ int main(void) {
                 .point = {.kernel = its->spec.id, .cols = 4096, .n_tokens = t, .beside = neighbours[b]},
                 .cost_s = 1e-4};
     }
+    for (int bus = PS_BUS_H2D; bus <= PS_BUS_D2H; bus++)
+        tasks[n++] = (ps_task){.measure = PS_MEASURE_PACED,
+                               .point = {.n_threads = 1},
+                               .bus = (ps_bus)bus,
+                               .share_frac = 0.05,
+                               .cost_s = 1e-3};
+    tasks[n++] =
+        (ps_task){.measure = PS_MEASURE_COPY, .bus = PS_BUS_H2D, .bytes = PIECE_BYTES, .cost_s = 1e-3};
     tasks[n++] = (ps_task){.measure = PS_MEASURE_LEVEL, .point = {.n_threads = 1}, .cost_s = 1e-3};
     tasks[n++] = (ps_task){.measure = PS_MEASURE_MAP, .point = {.n_threads = 1}, .cost_s = 1e-3};
     st = ps_sweep_run(&(ps_sweep_config){.ops = &ps_gpu_rig_emulated_ops,
@@ -68,7 +78,7 @@ int main(void) {
                                          .tool = "test",
                                          .created = "2026-01-01T00:00:00Z",
                                          .limit_s = 120, /* never met: each task has its own */
-                                         .max_task_s = 0.1},
+                                         .max_task_s = 0.05},
                       &result, &err);
     CHECK(st == PS_OK, "%s: %s", err.subject, err.message);
     const ps_profile *p = result.profile;
@@ -82,6 +92,18 @@ int main(void) {
         n_beside += q->beside != PS_BESIDE_IDLE;
     }
     CHECK(st != PS_OK || (p->n_points == 10 && n_beside == 7), "%u points", p->n_points);
+    CHECK(st != PS_OK || (p->gpu.n_paced == 2 && p->gpu.n_copies == 1), "%u paced", p->gpu.n_paced);
+    for (uint32_t i = 0; st == PS_OK && i < p->gpu.n_paced; i++) {
+        const ps_profile_paced *x = &p->gpu.paced[i];
+        CHECK(x->bus == (i ? PS_BUS_D2H : PS_BUS_H2D) && x->n_threads == 1 && x->share_frac == 0.05, "row %u",
+              i);
+        CHECK(x->dram_bytes_per_s.n > 0 && x->dram_bytes_per_s.median > 1e6, "%g B/s read",
+              x->dram_bytes_per_s.median);
+        /* A twentieth; the machine may have other work, now or when the rate alone was taken. */
+        CHECK(x->bus_bytes_per_s.median > 1e6 &&
+                  x->bus_bytes_per_s.median < 0.3 * p->gpu.copies[0].bw_bytes_per_s.median,
+              "%g B/s, %g B/s alone", x->bus_bytes_per_s.median, p->gpu.copies[0].bw_bytes_per_s.median);
+    }
     CHECK(st != PS_OK || (p->gpu.level_bytes_per_s.n && p->gpu.map_s.n), "the spare range is free again");
     ps_sweep_free(&result);
     ps_gpu_rig_free(rig);

@@ -148,6 +148,24 @@ __global__ void await_kernel(const uint64_t *flags, const uint64_t *base, uint64
     __threadfence_system();
 }
 
+__device__ uint64_t device_ns() {
+    uint64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
+    return t;
+}
+
+/* Never longer than after_ns from its own beginning, whatever is at `clock`. */
+__global__ void hold_kernel(volatile uint64_t *clock, uint64_t after_ns) {
+    const uint64_t begin = device_ns(), from = *clock;
+    if (after_ns == 0) {
+        *clock = begin;
+        return;
+    }
+    const uint64_t until = (from < begin ? from : begin) + after_ns;
+    while (device_ns() < until)
+        __nanosleep(200);
+}
+
 ps_status cuda_signal(ps_device *d, ps_stream stream, const uint64_t *d_base, uint64_t add, ps_error *err) {
     device_cuda *c = of(d);
     TRY(use(c, err));
@@ -163,6 +181,14 @@ ps_status cuda_await(ps_device *d, ps_stream stream, const uint64_t *d_base, uin
     const uint64_t *flags = (const uint64_t *)(c->d_flags + offsetof(ps_device_flags, cpu));
     void *args[] = {&flags, &d_base, &add};
     return CALL(d, cudaLaunchKernel, (const void *)await_kernel, dim3(1), dim3(1), args, 0,
+                c->streams[stream]);
+}
+
+ps_status cuda_hold(ps_device *d, ps_stream stream, uint64_t *d_clock, uint64_t after_ns, ps_error *err) {
+    device_cuda *c = of(d);
+    TRY(use(c, err));
+    void *args[] = {&d_clock, &after_ns};
+    return CALL(d, cudaLaunchKernel, (const void *)hold_kernel, dim3(1), dim3(1), args, 0,
                 c->streams[stream]);
 }
 static_assert(offsetof(ps_device_flags, poison) == offsetof(ps_device_flags, cpu) + 8 &&
@@ -516,6 +542,7 @@ const ps_device_driver driver = {
     .check = cuda_check,
     .signal = cuda_signal,
     .await = cuda_await,
+    .hold = cuda_hold,
     .capture_begin = cuda_capture_begin,
     .capture_end = cuda_capture_end,
     .capture_abort = cuda_capture_abort,
@@ -655,6 +682,7 @@ ps_status prepare(device_cuda *c, ps_error *err) {
     cudaFuncAttributes loaded;
     TRY(CALL(d, cudaFuncGetAttributes, &loaded, (const void *)signal_kernel));
     TRY(CALL(d, cudaFuncGetAttributes, &loaded, (const void *)await_kernel));
+    TRY(CALL(d, cudaFuncGetAttributes, &loaded, (const void *)hold_kernel));
 
     if (c->nvml)
         ps_nvml_meter_end(c->nvml, had_context != 0);

@@ -107,6 +107,14 @@ static const ps_stat *result_of(const ps_profile *p, const ps_task *t, const ps_
                 return &g->together[i].bus_bytes_per_s;
             }
         return NULL;
+    case PS_MEASURE_PACED:
+        for (uint32_t i = 0; i < g->n_paced; i++)
+            if (g->paced[i].bus == t->bus && g->paced[i].n_threads == t->point.n_threads &&
+                g->paced[i].share_frac == t->share_frac) {
+                *out_beside = &g->paced[i].dram_bytes_per_s;
+                return &g->paced[i].bus_bytes_per_s;
+            }
+        return NULL;
     case PS_MEASURE_KERNEL:
         for (uint32_t i = 0; i < p->n_points; i++) {
             const ps_profile_point *q = &p->points[i];
@@ -124,7 +132,7 @@ static const ps_stat *result_of(const ps_profile *p, const ps_task *t, const ps_
 
 static bool on_gpu(const ps_task *t) {
     if (t->measure != PS_MEASURE_KERNEL)
-        return t->measure >= PS_MEASURE_COPY;
+        return t->measure >= PS_MEASURE_PACED;
     const ps_kernel *k = ps_kernel_find(t->point.kernel);
     return k != NULL && k->spec.device == PS_DEV_CUDA;
 }
@@ -150,6 +158,7 @@ Test(sweep_gpu, recovers_the_truth_of_the_null_gpu) {
     }
     cr_expect_gt(n, 700);
     cr_expect_gt(n_beside, 5);
+    cr_expect_eq(f->result.profile->gpu.n_paced, 8, "both ways at 1, 2, 4 and 8 threads");
     cr_expect_leq(over1 * 20, n, "%u of %u medians are more than 1%% off", over1, n);
     cr_expect_eq(over3, 0, "%u medians are more than 3%% off", over3);
     cr_expect_eq(f->result.n_left_out, 0);

@@ -132,7 +132,7 @@ static const struct {
     {"q8.0\", matmul", "q8.1\", matmul", "two kernels of one name", PS_E_DATA},
     {"q8.0\", matmul", "q8.0 \", matmul", "its name must be letters", PS_E_DATA},
     {"matmul, Q4_K", "matmul, Q4_L", "unknown tensor type \"Q4_L\"", PS_E_DATA},
-    {"- [1000, 14336", "- [999, 14336", "points row 0: kernel 999 is not in the catalogue", PS_E_DATA},
+    {"- [1000,14336", "- [999,14336", "points row 0: kernel 999 is not in the catalogue", PS_E_DATA},
     {"idle", "idle2", "unknown neighbour \"idle2\"", PS_E_DATA},
     {"barrier_s: {n: 31", "barrier_s: {n: 0", "barrier_s: has no samples", PS_E_DATA},
     {"barrier_s: {n: 31, median_s: ", "barrier_s: {n: 31, median_s: 1", "must lie between the quartiles",
@@ -193,4 +193,53 @@ Test(machine_profile, truncated_text_is_refused) {
     }
     free(text);
     ps_profile_free(p);
+}
+
+Test(machine_profile, paced_copies_come_back_and_are_checked) {
+    static const struct {
+        const char *from, *to, *error;
+    } wrong[] = {
+        {"[h2d, 1, 0.5", "[h2d, 1, 1", "gpu: gpu paced row 0: share_frac must lie between 0 and 1"},
+        {"[h2d, 1, 0.5", "[h2d, 1, 0", "gpu: gpu paced row 0: share_frac must lie between 0 and 1"},
+        {"[h2d, 2, 0.5", "[h2d, 1, 0.5", "gpu paced row 1: bus (h2d, d2h), threads and share"},
+        {"[h2d, 1, 0.5", "[direct, 1, 0.5", "gpu paced row 0: bus (h2d, d2h), threads and share"},
+        {"columns: [bus, n_threads, share_frac, ", "columns: [bus, n_threads, ",
+         "column 3 must be \"share_frac\""},
+    };
+    ps_profile *p = pf_profile(2), *q;
+    ps_error err = {0};
+    uint64_t n;
+    char line[600];
+    pf_add_gpu(p);
+    char *text = text_of(p, &n);
+    cr_assert_eq(ps_profile_parse(text, n, "p.yaml", &q, &err), PS_OK, "%s",
+                 ps_error_format(&err, line, sizeof line));
+    cr_assert_eq(q->gpu.n_paced, 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        const ps_profile_paced *a = &q->gpu.paced[i], *b = &p->gpu.paced[i];
+        cr_assert(a->bus == b->bus && a->n_threads == b->n_threads && a->share_frac == 0.5);
+        cr_assert_eq(a->bus_bytes_per_s.median, b->bus_bytes_per_s.median);
+        cr_assert_eq(a->dram_bytes_per_s.q3, b->dram_bytes_per_s.q3);
+    }
+    ps_profile_free(q);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char *bad = replaced(text, wrong[i].from, wrong[i].to);
+        cr_expect_eq(ps_profile_parse(bad, strlen(bad), "p.yaml", &q, &err), PS_E_DATA);
+        cr_expect(strstr(ps_error_format(&err, line, sizeof line), wrong[i].error) != NULL, "%s: %s",
+                  wrong[i].to, line);
+        free(bad);
+    }
+    /* A profile from before there were any. */
+    ps_profile_free(p);
+    p = pf_profile(2);
+    pf_add_gpu(p);
+    p->gpu.n_paced = 0;
+    free(text);
+    text = text_of(p, &n);
+    cr_assert_null(strstr(text, "paced"));
+    cr_assert_eq(ps_profile_parse(text, n, "p.yaml", &q, &err), PS_OK);
+    cr_assert_eq(q->gpu.n_paced, 0);
+    ps_profile_free(q);
+    ps_profile_free(p);
+    free(text);
 }

@@ -1,0 +1,116 @@
+/* How CPU and bus slow each other down, by the share of the bus that is asked for: from a profile's rows to the speeds of the
+ * simulator, by hand-computed cases. */
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "gpu_case.h"
+#include "plan/lower.h"
+
+static void near(double a, double b, const char *what) {
+    cr_assert_lt(fabs(a - b), 1e-9 * fabs(b) + 1e-12, "%s: %g, not %g", what, a, b);
+}
+
+enum { THREADS = 8 };
+static const double bus_alone = 20e9, dram_alone = 100e9;
+
+/* One number of threads. Flat out the reads keep 60% and copies in 80%; at half of the bus's rate 90% and all of it. */
+static ps_profile *made(bool paced) {
+    ps_profile *p = gc_profile();
+    ps_profile_gpu *g = &p->gpu;
+    p->n_points = 0;
+    p->n_dram = 1;
+    p->dram[0] = (ps_profile_dram){THREADS, gp_stat(dram_alone)};
+    g->n_copies = 2;
+    for (uint32_t i = 0; i < 2; i++)
+        g->copies[i] =
+            (ps_profile_copy){i ? PS_BUS_D2H : PS_BUS_H2D, PS_HOST_KIND_PINNED, 16 << 20, gp_stat(bus_alone)};
+    g->n_together = 3;
+    for (uint32_t i = 0; i < 3; i++)
+        g->together[i] =
+            (ps_profile_together){(ps_bus)i, THREADS, gp_stat(0.8 * bus_alone), gp_stat(0.6 * dram_alone)};
+    g->paced = calloc(2, sizeof *g->paced);
+    g->n_paced = paced ? 2 : 0;
+    for (uint32_t i = 0; i < 2; i++)
+        g->paced[i] = (ps_profile_paced){(ps_bus)i, THREADS, 0.5, gp_stat(0.5 * bus_alone),
+                                         gp_stat((i ? 0.5 : 0.9) * dram_alone)};
+    return p;
+}
+
+static ps_contention of(ps_profile *p, ps_cost_model **cost) {
+    ps_error err = {0};
+    cr_assert_eq(ps_cost_model_new(p, cost, &err), PS_OK, "%s", err.message);
+    return ps_contention_of(*cost, THREADS);
+}
+
+Test(contention, follows_the_shares_that_were_measured) {
+    ps_profile *p = made(true);
+    ps_cost_model *cost;
+    const ps_contention c = of(p, &cost);
+    const ps_slowing *h2d = &c.by[PS_BUS_H2D], *d2h = &c.by[PS_BUS_D2H], *direct = &c.by[PS_BUS_DIRECT];
+    cr_assert_eq(h2d->n, 2);
+    cr_assert_eq(direct->n, 1, "direct reads were measured flat out alone");
+    near(ps_slowing_cpu(h2d, 0), 1, "nothing on the bus");
+    near(ps_slowing_cpu(h2d, 0.25), 0.95, "a quarter");
+    near(ps_slowing_cpu(h2d, 0.5), 0.9, "half");
+    near(ps_slowing_cpu(h2d, 0.75), 0.75, "three quarters");
+    near(ps_slowing_cpu(h2d, 1), 0.6, "all");
+    near(ps_slowing_bus(h2d, 0.5), 1, "half of the bus keeps its pace");
+    /* Flat out both get no more than their part of the 76 GB/s that were seen of the 120 they ask for. */
+    near(ps_slowing_bus(h2d, 0.75), (1 + 76.0 / 120) / 2, "three quarters of the bus");
+    near(ps_slowing_bus(h2d, 1), 76.0 / 120, "all of the bus");
+    near(ps_slowing_cpu(direct, 0.5), 0.8, "direct reads are a line");
+    /* Half of the bus back home was measured to slow readers more than all of it: noise, and never believed. */
+    near(ps_slowing_cpu(d2h, 0.5), 0.6, "never more than flat out");
+    for (double s = 0, last = 1; s <= 1; s += 0.01) {
+        cr_assert_leq(ps_slowing_cpu(h2d, s), last + 1e-12, "at %g", s);
+        last = ps_slowing_cpu(h2d, s);
+    }
+    ps_cost_model_free(cost);
+    ps_profile_free(p);
+    p = made(false);
+    const ps_contention flat = of(p, &cost);
+    near(ps_slowing_cpu(&flat.by[PS_BUS_H2D], 0.5), 0.8, "without paced rows a line");
+    ps_cost_model_free(cost);
+    ps_profile_free(p);
+}
+
+Test(contention, the_simulator_slows_by_what_is_asked_of_the_bus) {
+    ps_profile *p = made(true);
+    ps_cost_model *cost;
+    ps_contention c = of(p, &cost);
+    ps_instr in[4] = {
+        0}; /* a product of the CPU, a copy in, one home, a product of the GPU that reads the host */
+    double share[4] = {0, 0.5, 0.25, 0.5};
+    for (int i = 0; i < 4; i++) {
+        in[i].queue = i == 0 ? PS_QUEUE_CPU : i == 1 ? PS_QUEUE_H2D : i == 2 ? PS_QUEUE_D2H : PS_QUEUE_GPU;
+        for (int k = 0; k < PS_OP_MAX_WEIGHTS; k++)
+            in[i].w[k] = PS_ROLE_NONE;
+    }
+    in[0].w[0] = in[3].w[0] = PS_ROLE_FFN_DOWN;
+    in[3].at[0] = PS_AT_HOST;
+    c.instrs = in;
+    c.bus_share = share;
+    const ps_instr *run[PS_QUEUE_COUNT] = {0};
+    run[PS_QUEUE_CPU] = &in[0];
+    near(ps_instr_speed(&c, run, PS_QUEUE_CPU), 1, "alone");
+    run[PS_QUEUE_H2D] = &in[1];
+    near(ps_instr_speed(&c, run, PS_QUEUE_CPU), 0.9, "beside half a bus");
+    near(ps_instr_speed(&c, run, PS_QUEUE_H2D), 1, "half a bus");
+    c.bus_share = NULL;
+    near(ps_instr_speed(&c, run, PS_QUEUE_CPU), 0.6, "beside all of it");
+    near(ps_instr_speed(&c, run, PS_QUEUE_H2D), 76.0 / 120, "all of it");
+    c.bus_share = share;
+    run[PS_QUEUE_GPU] = &in[3]; /* both ask for half: there is room */
+    near(ps_instr_speed(&c, run, PS_QUEUE_CPU), 0.8, "beside direct reads too");
+    near(ps_instr_speed(&c, run, PS_QUEUE_GPU), ps_slowing_bus(&c.by[PS_BUS_DIRECT], 0.5), "both fit");
+    share[1] = 1;
+    near(ps_instr_speed(&c, run, PS_QUEUE_GPU), 1 / 1.5, "one and a half buses");
+    near(ps_instr_speed(&c, run, PS_QUEUE_H2D), 1 / 1.5, "one and a half buses");
+    run[PS_QUEUE_GPU] = run[PS_QUEUE_H2D] = NULL;
+    run[PS_QUEUE_D2H] = &in[2];
+    near(ps_instr_speed(&c, run, PS_QUEUE_CPU), 0.8, "KV on its way home");
+    in[0].w[0] = PS_ROLE_NONE;
+    near(ps_instr_speed(&c, run, PS_QUEUE_CPU), 1, "what reads no weights is not in the way");
+    ps_cost_model_free(cost);
+    ps_profile_free(p);
+}

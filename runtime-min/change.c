@@ -1,5 +1,6 @@
 /* Levels at run time: which can be changed to, what a request asks for, and the change itself. KV goes into page-locked
  * host memory, the arenas become those of the new level, and KV comes back in its layout. */
+#include <stdio.h>
 #include <string.h>
 
 #include "core/clock.h"
@@ -81,6 +82,8 @@ void ps_engine_leave_room(ps_engine *e, uint64_t limit_bytes) {
         e->level = &e->plan->levels[to];
         e->info.budget = e->level->budget;
         e->asked = e->level->budget_bytes;
+        snprintf(e->level_why, sizeof e->level_why,
+                 "largest budget of those that other processes leave room for");
     }
 }
 
@@ -194,6 +197,7 @@ ps_status ps_engine_set_budget(ps_engine *e, const char *budget, ps_error *err) 
     if (e->broken)
         return ps_error_set(err, PS_E_UNAVAILABLE, "engine", "the GPU failed before: open the engine again");
     e->need_tokens = e->longest = longest_session(e);
+    budget = ps_engine_budget_name(e->plan, budget);
     uint32_t best = UINT32_MAX;
     bool known = false;
     for (uint32_t i = 0; i < e->plan->n_levels; i++) {

@@ -1,5 +1,4 @@
 /* Opening and closing an engine: model, plan, level, thread team, arena. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,152 +28,6 @@ static ps_status match_kernels(const ps_engine *e, const char *plan_path, ps_err
     return ps_error_set(
         err, PS_E_MISMATCH, plan_path,
         "was made for another set of kernels than this build has; run pstune and psplan again");
-}
-
-/* Prefer the smallest bucket that holds the context, then the fewest sequences, then the most threads. Without a context:
- * the smallest bucket where the level can change to larger ones (with a GPU), else the largest. */
-static bool better(const ps_level *a, const ps_level *b, bool want_largest) {
-    if (a->bucket_tokens != b->bucket_tokens)
-        return want_largest ? a->bucket_tokens > b->bucket_tokens : a->bucket_tokens < b->bucket_tokens;
-    if (a->n_seqs != b->n_seqs)
-        return a->n_seqs < b->n_seqs;
-    return a->n_threads > b->n_threads;
-}
-
-/* The plan's first budget without VRAM, else its first. */
-static const char *plain_budget(const ps_plan *p) {
-    for (uint32_t i = 0; i < p->n_levels; i++)
-        if (p->levels[i].budget_bytes == 0)
-            return p->levels[i].budget;
-    return p->n_levels != 0 ? p->levels[0].budget : "";
-}
-
-/* The budget to open with; NULL: none is small enough. limit: of VRAM; 0: none is set. */
-static const char *choose_budget(const ps_plan *p, const ps_engine_options *o, uint64_t limit) {
-    const ps_level *best = NULL;
-    if (limit == 0)
-        return o->budget != NULL ? o->budget : plain_budget(p);
-    bool above = false, known = false, vram = false;
-    for (uint32_t i = 0; i < p->n_levels; i++) {
-        const ps_level *l = &p->levels[i];
-        bool named = o->budget != NULL && strcmp(l->budget, o->budget) == 0;
-        known = known || named;
-        vram = vram || l->budget_bytes != 0;
-        above = above || (named && l->budget_bytes > limit);
-        if (l->budget_bytes != 0 && l->budget_bytes <= limit &&
-            (best == NULL || l->budget_bytes > best->budget_bytes))
-            best = l;
-    }
-    if (o->budget != NULL && !(known && above))
-        return o->budget;
-    if (!vram && p->n_levels != 0) /* to hear that no GPU takes part */
-        return p->levels[0].budget;
-    if (best == NULL && o->vram_limit_bytes == 0)
-        return plain_budget(p); /* where that has VRAM too, the meter says by how much it is too large */
-    return best != NULL ? best->budget : NULL;
-}
-
-/* "1, 2": the thread counts of a budget's levels; as many as fit into text, 64 bytes. */
-static const char *teams_of(const ps_plan *p, const char *budget, char *text) {
-    enum { SIZE = 64 };
-    size_t n = 0;
-    for (uint32_t i = 0; i < p->n_levels && n < SIZE - 16; i++) {
-        const ps_level *l = &p->levels[i];
-        bool said = strcmp(l->budget, budget) != 0;
-        for (uint32_t k = 0; k < i && !said; k++)
-            said = strcmp(p->levels[k].budget, budget) == 0 && p->levels[k].n_threads == l->n_threads;
-        if (!said)
-            n += (size_t)snprintf(text + n, SIZE - n, "%s%u", n ? ", " : "", l->n_threads);
-    }
-    return text;
-}
-
-static ps_status choose_level(ps_engine *e, const ps_engine_options *o, uint64_t limit, ps_error *err) {
-    const ps_plan *p = e->plan;
-    const char *budget = choose_budget(p, o, limit);
-    if (budget == NULL)
-        return ps_error_set(err, PS_E_INFEASIBLE, o->plan_path, "has no VRAM budget of at most %llu bytes",
-                            (unsigned long long)limit);
-    uint32_t n_sessions = o->n_sessions == 0 ? 1 : o->n_sessions;
-    uint64_t largest = 0;
-    bool budget_known = false, threads_fit = false, sessions_fit = false;
-    for (uint32_t i = 0; i < p->n_levels; i++) {
-        const ps_level *l = &p->levels[i];
-        if (strcmp(l->budget, budget) != 0)
-            continue;
-        budget_known = true;
-        if (l->n_threads > e->machine->n_allowed || (o->n_threads != 0 && l->n_threads != o->n_threads))
-            continue;
-        threads_fit = true;
-        if (l->n_seqs < n_sessions)
-            continue;
-        sessions_fit = true;
-        largest = l->bucket_tokens > largest ? l->bucket_tokens : largest;
-        if (l->bucket_tokens >= o->context &&
-            (e->level == NULL ||
-             better(l, e->level, o->context == 0 && (l->budget_bytes == 0 || o->fixed_level)))) {
-            e->level = l;
-            e->level_index = i;
-        }
-    }
-    if (e->level != NULL) {
-        e->info.n_sessions = n_sessions;
-        return PS_OK;
-    }
-    if (!budget_known)
-        return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no budget '%.24s'", budget);
-    if (!threads_fit && o->n_threads != 0 && o->n_threads <= e->machine->n_allowed)
-        return ps_error_set(err, PS_E_USAGE, o->plan_path,
-                            "budget '%.24s' has no level for %u threads; its levels are for %s", budget,
-                            o->n_threads, teams_of(p, budget, (char[64]){0}));
-    if (!threads_fit && o->n_threads != 0)
-        return ps_error_set(err, PS_E_USAGE, "threads", "%u asked for, this process may use %u", o->n_threads,
-                            e->machine->n_allowed);
-    if (!threads_fit)
-        return ps_error_set(err, PS_E_USAGE, o->plan_path,
-                            "has no level for the %u threads this process may use; plan with --threads %u",
-                            e->machine->n_allowed, e->machine->n_allowed);
-    if (!sessions_fit)
-        return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no level for %u sequences", n_sessions);
-    return ps_error_set(err, PS_E_USAGE, o->plan_path,
-                        "has no level for a context of %llu tokens; the largest is %llu",
-                        (unsigned long long)o->context, (unsigned long long)largest);
-}
-
-/* Level and device. Where nothing is said of budgets the card comes first: the largest budget that it holds is taken, and
- * the plan's CPU schedules where there is no card. */
-static ps_status choose(ps_engine *e, const ps_engine_options *o, uint64_t *out_limit, ps_error *err) {
-    const char *want = o->device != NULL ? o->device : "auto";
-    const bool none = strcmp(want, "none") == 0, any = strcmp(want, "auto") == 0;
-    bool vram = false, host = false;
-    ps_status status = PS_OK;
-    if (!none && !any && strcmp(want, "cuda") != 0 && strcmp(want, "emulated") != 0)
-        return ps_error_set(err, PS_E_USAGE, "device", "'%.32s' is none of auto, cuda, emulated, none", want);
-    for (uint32_t i = 0; i < e->plan->n_levels; i++) {
-        vram = vram || e->plan->levels[i].budget_bytes != 0;
-        host = host || e->plan->levels[i].budget_bytes == 0;
-    }
-    e->info.device = e->info.meter = "none";
-    *out_limit = o->vram_limit_bytes;
-    if (o->budget == NULL && *out_limit == 0 && vram && !none) {
-        status = ps_engine_open_device(e, o, err);
-        if (status == PS_OK)
-            *out_limit = ps_device_get_info(e->run.device)->vram_bytes;
-        else if (status != PS_E_UNAVAILABLE || !host || !any)
-            return status;
-    }
-    if ((status = choose_level(e, o, *out_limit, err)) != PS_OK)
-        return status;
-    if (!ps_engine_level_uses_gpu(e))
-        return none || any
-                   ? PS_OK
-                   : ps_error_set(err, PS_E_USAGE, "device",
-                                  "no GPU takes part in the plan's budget '%.24s': '%s' has nothing to do",
-                                  e->level->budget, want);
-    if (none)
-        return ps_error_set(err, PS_E_UNAVAILABLE, e->level->budget,
-                            "this budget's programs need a GPU, and none may be used");
-    return e->has_device ? PS_OK : ps_engine_open_device(e, o, err);
 }
 
 /* Everything a step needs, so that steps allocate nothing. */
@@ -220,7 +73,7 @@ static ps_status open_all(ps_engine *e, const ps_engine_options *o, ps_error *er
     }
     uint64_t limit = 0;
     if ((status = match_kernels(e, o->plan_path, err)) != PS_OK ||
-        (status = choose(e, o, &limit, err)) != PS_OK)
+        (status = ps_engine_choose(e, o, &limit, err)) != PS_OK)
         return status;
     e->info.budget = e->level->budget;
     e->asked = e->level->budget_bytes;

@@ -404,6 +404,7 @@ ps_status ps_engine_enter_level(ps_engine *e, ps_error *err) {
     e->info.budget = l->budget;
     e->info.budget_bytes = l->budget_bytes;
     e->info.bucket = l->bucket_tokens;
+    e->info.level_seqs = l->n_seqs;
     e->info.arena_bytes = l->host_arena_bytes;
     e->info.vram_work_bytes = l->vram_work_bytes;
     e->info.vram_weight_bytes = l->vram_weight_bytes;

@@ -28,8 +28,8 @@ typedef struct ps_session ps_session;
 typedef struct ps_engine_options {
     const char *model_path; /* GGUF; any member of a split */
     const char *plan_path;  /* YAML or binary */
-    /* Name of a budget of the plan. NULL: the largest that the GPU holds beside what other processes take; without a GPU
-     * the plan's budget without VRAM. */
+    /* Name of a budget of the plan, or its size in another spelling. NULL: of those with a level for the threads, sessions and context
+     * below, the largest that the GPU holds beside what other processes take; without a GPU the plan's budget without VRAM. */
     const char *budget;
     /* Not 0: no budget above it. Instead of one that is, or of NULL, the largest with VRAM that is not. Where other processes leave less of
      * it, the largest that fits in what they leave, else the smallest that can be changed to. */
@@ -38,7 +38,7 @@ typedef struct ps_engine_options {
      * sessions grow, others take the largest. */
     uint64_t context;
     uint32_t n_sessions; /* sessions open at once; 0: 1 */
-    uint32_t n_threads;  /* 0: as many as plan and machine allow */
+    uint32_t n_threads;  /* the plan must have a level for it; 0: as many as plan and machine allow */
     bool verify;         /* run every instruction also through the reference kernels (slow) */
     /* "auto" (NULL): a GPU if the level needs one; "cuda": that or nothing; "emulated": host memory and threads stand in
      * for a GPU, for tests; "none". */
@@ -62,14 +62,16 @@ typedef struct ps_engine_info {
     const char *model_name, *arch, *budget, *cpu_level;
     const char *weights;      /* how weights are held in host memory, for example "mapped file" */
     const char *weights_why;  /* the same in a sentence, with the reason */
+    const char *level_why;    /* of the level that the engine was opened with: why that one */
     const char *device;       /* name of the GPU; "none" */
     const char *meter;        /* how device memory is metered; "none" */
     uint64_t budget_bytes;    /* of the level, 0 without a GPU */
     uint64_t vram_base_bytes; /* metered before the arenas were made: context, modules, libraries */
     uint64_t vram_work_bytes, vram_weight_bytes; /* the level's arenas */
     uint32_t n_vocab, n_layers, n_threads, n_sessions;
-    uint64_t context; /* tokens a session can hold: the largest bucket that the engine can change to */
-    uint64_t bucket;  /* tokens it can hold in the level it is in */
+    uint32_t level_seqs; /* sequences of the level */
+    uint64_t context;    /* tokens a session can hold: the largest bucket that the engine can change to */
+    uint64_t bucket;     /* tokens it can hold in the level it is in */
     uint32_t max_step_tokens; /* longest step of a program; longer evaluations become several steps */
     uint64_t weight_bytes, arena_bytes;
     uint64_t load_ns;
@@ -147,7 +149,7 @@ typedef struct ps_engine_stats {
 } ps_engine_stats;
 void ps_engine_get_stats(const ps_engine *engine, ps_engine_stats *out);
 
-/* Change to the level of another budget of the plan (by name) that holds the longest session, with the same sequences and
+/* Change to the level of another budget of the plan (by name or size) that holds the longest session, with the same sequences and
  * threads. KV is kept; the next evaluation goes on where the last one ended. Errors: PS_E_USAGE (no such level, or none that
  * can be changed to), PS_E_INFEASIBLE (the meter), PS_E_NOMEM (VRAM taken by others), PS_E_OS; after the last three the
  * engine is in the smallest level it could get, or unusable if the error says so. */

@@ -29,7 +29,7 @@ static const ps_option options[] = {
     {"min-p", 0, PS_OPT_F64, "X", "0", 0, 1, "Drop tokens below this fraction of the likeliest one's."},
     {"seed", 0, PS_OPT_U64, "N", "1", 0, 1.8e19, "Seed of the sampler: same seed, same tokens."},
     {"budget", 'b', PS_OPT_TEXT, "NAME", NULL, 0, 0,
-     "Budget of the plan to run under; default the largest that the GPU holds."},
+     "Budget of the plan, by name or size; default the largest that the GPU holds."},
     {"context", 'c', PS_OPT_SIZE, "TOKENS", NULL, 1, 1e9, "Tokens to hold; default the plan's largest."},
     {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Threads; the plan must have a level for it."},
     {"device", 0, PS_OPT_TEXT, "WHICH", "auto", 0, 0,
@@ -304,6 +304,8 @@ static void note_start(const psrun *r) {
     fprintf(stderr, "%s (%s), %.1f MB of weights (%s), budget %s, context %" PRIu64 ", %u thread%s, %s\n",
             info->model_name, info->arch, (double)info->weight_bytes * 1e-6, info->weights, info->budget,
             info->context, info->n_threads, info->n_threads == 1 ? "" : "s", info->cpu_level);
+    fprintf(stderr, "level %s/%" PRIu64 "/%u/%u: %s\n", info->budget, info->bucket, info->level_seqs,
+            info->n_threads, info->level_why);
     if (info->budget_bytes != 0)
         fprintf(
             stderr,

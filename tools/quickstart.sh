@@ -17,14 +17,22 @@ say() { printf '\n== %s\n' "$*" >&2; }
 
 say "1/5 packages"
 ./tools/install-packages.sh
-if [ -e /dev/nvidia0 ] && ! command -v nvcc >/dev/null; then
+# A GPU's device files; under WSL2 its driver library.
+cuda=OFF
+if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/nvidia0 ] && [ ! -e /usr/lib/wsl/lib/libcuda.so.1 ]; then
+  if command -v nvcc >/dev/null; then
+    echo "A CUDA compiler (nvcc) is here but no GPU: the GPU parts, minutes to compile, are left out." >&2
+  fi
+elif ! command -v nvcc >/dev/null; then
   echo "A GPU is here but no CUDA compiler (nvcc): the GPU parts are left out and everything runs on the CPU." >&2
+else
+  cuda=ON
 fi
 
 say "2/5 build (a few minutes the first time)"
 mkdir -p "$build"
 log=$build/quickstart.log
-if ! { cmake --preset release -DPS_TESTS=OFF && cmake --build --preset release -j "$(nproc)"; } >"$log" 2>&1; then
+if ! { cmake --preset release -DPS_TESTS=OFF -DPS_CUDA=$cuda && cmake --build --preset release -j "$(nproc)"; } >"$log" 2>&1; then
   tail -n 60 "$log" >&2
   echo "quickstart: the build failed; all of its output is in $log" >&2
   exit 1

@@ -123,6 +123,17 @@ for left in "8192 720MiB" "700 660MiB"; do
 done
 must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --budget 660MiB,host --output "$dir/both.yaml" "$m"
 both=("$bin/psrun" --plan "$dir/both.yaml" --raw -m a -n 2)
+# One line says which level it is and why; a budget may be spelled otherwise.
+chosen() { # TEXT OPTION...: it is on standard error, once
+  local text=$1
+  shift
+  "${both[@]}" "$@" "$m" >/dev/null 2>"$dir/err" || fail "psrun $*: $(cat "$dir/err")"
+  [ "$(grep -c "^level $text" "$dir/err")" -eq 1 ] || fail "no 'level $text' with $*: $(cat "$dir/err")"
+}
+chosen 'host/256/1/1: no VRAM budget can be taken, its largest context, all threads that it has$' --device none
+chosen 'host/256/1/1: no VRAM budget can be taken, smallest context of at least 100, threads as asked for$' --device none -t 1 -c 100
+chosen '660MiB/256/1/1: largest budget within [0-9.]* GB of VRAM, its smallest context' --device emulated
+chosen '660MiB/256/1/1: budget as asked for' --device emulated --budget 675840KiB
 "${both[@]}" --device emulated "$m" >/dev/null 2>"$dir/err" && said ', budget 660MiB, ' || fail "host and 660MiB, emulated: $(cat "$dir/err")"
 "${both[@]}" --device none "$m" >/dev/null 2>"$dir/err" && said ', budget host, ' || fail "host and 660MiB, no GPU: $(cat "$dir/err")"
 "${both[@]}" --device emulated --budget host "$m" >/dev/null 2>"$dir/err"

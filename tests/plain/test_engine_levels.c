@@ -223,7 +223,79 @@ static void test_changes(const char *preset) {
     case_remove(&c);
 }
 
+/* Which level is opened: the thread count that is asked for decides on the budget too, as do sequences and context; a budget has its name
+ * and its size in any spelling. */
+static void test_chosen(void) {
+    static const gc_level plan[] = {{.budget = "128MiB",
+                                     .budget_bytes = 128 << 20,
+                                     .bucket_tokens = 64,
+                                     .n_seqs = 1,
+                                     .n_threads = 1,
+                                     .n_tiers = 1,
+                                     .tiers = {8}},
+                                    {.budget = "128MiB",
+                                     .budget_bytes = 128 << 20,
+                                     .bucket_tokens = 128,
+                                     .n_seqs = 2,
+                                     .n_threads = 1,
+                                     .n_tiers = 1,
+                                     .tiers = {8}},
+                                    {.budget = "quarter",
+                                     .budget_bytes = 256 << 20,
+                                     .bucket_tokens = 64,
+                                     .n_seqs = 1,
+                                     .n_threads = 2,
+                                     .n_tiers = 1,
+                                     .tiers = {8},
+                                     .resident_attn = true}};
+    static const struct {
+        ps_engine_options o;
+        const char *budget; /* NULL: refused */
+        uint64_t bucket;
+        const char *why;
+    } cases[] = {
+        {{.n_threads = 1}, "128MiB", 64, "that has such a level, its smallest context, threads as asked for"},
+        {{.n_threads = 2}, "quarter", 64, "largest budget within"},
+        {{0}, "quarter", 64, "largest budget within"},
+        {{.n_sessions = 2}, "128MiB", 128, "that has such a level"},
+        {{.context = 100}, "128MiB", 128, "smallest context of at least 100"},
+        {{.n_threads = 1, .vram_limit_bytes = 300 << 20}, "128MiB", 64, "largest budget within 0.3 GB"},
+        {{.n_threads = 2, .vram_limit_bytes = 200 << 20}, NULL, 0, "at most 209715200 bytes"},
+        {{.budget = "256MiB"}, "quarter", 64, "budget as asked for"},
+        {{.budget = "quarter"}, "quarter", 64, "budget as asked for"},
+        {{.budget = "0.25GiB", .n_threads = 1}, NULL, 0, "has no level for 1 threads; its levels are for 2"},
+        {{.budget = "64MiB"}, NULL, 0, "no budget '64MiB'"},
+        {{.n_threads = 2, .device = "none"}, NULL, 0, "a GPU"},
+    };
+    engine_case c;
+    case_make(&c, "tiny-qwen3moe", 64, 1, 1, 64);
+    gc_write(&c, plan, sizeof plan / sizeof *plan);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ps_engine *e = NULL;
+        ps_error err = {0};
+        ps_status status = gc_try_open(&c, &cases[i].o, &e, &err);
+        if (cases[i].budget == NULL) {
+            CHECK(status != PS_OK && strstr(err.message, cases[i].why) != NULL, "case %zu: %s", i,
+                  err.message);
+        } else {
+            const ps_engine_info *info = status == PS_OK ? ps_engine_get_info(e) : NULL;
+            CHECK(info != NULL && strcmp(info->budget, cases[i].budget) == 0 &&
+                      info->bucket == cases[i].bucket && strstr(info->level_why, cases[i].why) != NULL,
+                  "case %zu: %s, %llu: %s%s", i, info ? info->budget : "",
+                  info ? (unsigned long long)info->bucket : 0, info ? info->level_why : "", err.message);
+        }
+        if (i == 0)
+            CHECK(ps_engine_set_budget(e, "0.5GiB", &err) == PS_E_USAGE &&
+                      ps_engine_set_budget(e, "131072KiB", &err) == PS_OK,
+                  "by size: %s", err.message);
+        ps_engine_close(e);
+    }
+    case_remove(&c);
+}
+
 int main(int argc, char **argv) {
+    if (argc < 2)
+        test_chosen();
     static const char *const presets[] = {"tiny-qwen3moe", "tiny-gemma3"};
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++)
         if (argc < 2 || strcmp(argv[1], presets[i]) == 0)

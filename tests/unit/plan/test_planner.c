@@ -286,6 +286,112 @@ Test(planner, two_formats_of_one_value) {
     close_all(&o);
 }
 
+/* The caches of a level against tables by hand. A row of a sequence is heads * (K + V elements) * 2 bytes; a window keeps its own rows
+ * and a tile's, never more than the context; K and V planes are rounded up to 64 bytes, of which none here needs it. */
+typedef struct kv_table {
+    const char *what;
+    const mb_shape *shape;
+    uint32_t window;      /* of every layer of a llama; 0: as the shape says */
+    uint64_t kv_heads[2]; /* of two layers; 0: as the shape says */
+    uint64_t context, max_step;
+    uint32_t seqs, n_layers;
+    uint64_t rows[8], bytes[8]; /* a sequence's */
+    uint64_t all;               /* of all sequences */
+} kv_table;
+
+static const kv_table kv_tables[] = {
+    /* gemma3: five layers with a window of 16, one full; one KV head of 32: 128 bytes a row */
+    {"window and full",
+     &mb_gemma3_small,
+     0,
+     {0},
+     4096,
+     2048,
+     3,
+     7,
+     {2064, 2064, 2064, 2064, 2064, 4096, 2064},
+     {264192, 264192, 264192, 264192, 264192, 524288, 264192},
+     6328320},
+    {"a tile below the window's own rows", /* steps of 8: 16 + 8 */
+     &mb_gemma3_small,
+     0,
+     {0},
+     4096,
+     8,
+     1,
+     7,
+     {24, 24, 24, 24, 24, 4096, 24},
+     {3072, 3072, 3072, 3072, 3072, 524288, 3072},
+     542720},
+    {"a context that the window holds",
+     &mb_gemma3_small,
+     0,
+     {0},
+     64,
+     64,
+     2,
+     7,
+     {64, 64, 64, 64, 64, 64, 64},
+     {8192, 8192, 8192, 8192, 8192, 8192, 8192},
+     114688},
+    /* llama: two KV heads of 16: 128 bytes a row */
+    {"full everywhere", &mb_llama_small, 0, {0}, 1000, 0, 1, 2, {1000, 1000}, {128000, 128000}, 256000},
+    {"a window everywhere", &mb_llama_small, 100, {0}, 1000, 64, 2, 2, {164, 164}, {20992, 20992}, 83968},
+    {"layers of other widths",
+     &mb_llama_small,
+     0,
+     {2, 4},
+     1000,
+     0,
+     3,
+     2,
+     {1000, 1000},
+     {128000, 256000},
+     1152000},
+    {"both of it", &mb_llama_small, 100, {4, 1}, 1000, 64, 1, 2, {164, 164}, {41984, 10496}, 52480},
+};
+
+Test(planner, kv_by_hand) {
+    for (size_t i = 0; i < sizeof kv_tables / sizeof kv_tables[0]; i++) {
+        const kv_table *t = &kv_tables[i];
+        mb b;
+        mb_model(&b, t->shape);
+        if (t->window)
+            mb_u32(&b, "llama.attention.sliding_window", t->window);
+        if (t->kv_heads[0]) {
+            mb_array(&b, "llama.attention.head_count_kv", PS_GGUF_U64, t->kv_heads, 2, 8);
+            for (int l = 0; l < 2; l++)
+                for (int v = 0; v < 2; v++) {
+                    char name[32];
+                    snprintf(name, sizeof name, "blk.%d.attn_%c.weight", l, v ? 'v' : 'k');
+                    mb_tensor(&b, name, PS_DTYPE_Q4_0, 64, 16 * t->kv_heads[l], 0);
+                }
+        }
+        opened o = open_built(b);
+        ps_level_request level = host(t->context, t->seqs, 4);
+        ps_plan_request r = request(&o, &level, 1);
+        r.max_step_tokens = t->max_step;
+        ps_plan *plan = build(&r);
+        uint64_t all = 0;
+        cr_assert_eq(plan->n_layers, t->n_layers, "%s", t->what);
+        for (uint32_t l = 0; l < t->n_layers; l++) {
+            const ps_kv_home *kv = &plan->levels[0].kv[l];
+            cr_assert_eq(kv->rows, t->rows[l], "%s: layer %u has %llu rows", t->what, l,
+                         (unsigned long long)kv->rows);
+            cr_assert_eq(kv->bytes, t->bytes[l], "%s: layer %u has %llu bytes", t->what, l,
+                         (unsigned long long)kv->bytes);
+            all += kv->bytes * t->seqs;
+        }
+        cr_assert_eq(all, t->all, "%s: %llu bytes", t->what, (unsigned long long)all);
+        /* Nothing else is before the buffers, but for alignment. */
+        const ps_kv_home *last = &plan->levels[0].kv[t->n_layers - 1];
+        cr_assert_lt(last->offset + last->bytes * t->seqs - all, t->n_layers * (uint64_t)PS_ARENA_ALIGN, "%s",
+                     t->what);
+        ps_plan_free(plan);
+        close_all(&o);
+    }
+}
+
 /* Peak = weights + arena + program; the arena holds KV, buffers and scratch without overlap of the three. */
 Test(planner, memory_adds_up) {
     opened o = open_shape(&mb_gemma3_small);

@@ -10,8 +10,9 @@
 /* What has ended when an instruction starts: on queues whose instructions end in order all up to one of them; on the
  * CPU's all up to one, and of the WINDOW instructions before this one those with their bit set. */
 enum { WINDOW = 256, WORDS = WINDOW / 64, MAX_LIST = 96, MAX_USES = 12 };
-/* Rounds of a block in the shortened stream that waits are found on. */
-enum { ROUNDS = 2 };
+/* Rounds of a block in the shortened streams that waits and conflicts are found on. Waits reach two rounds back within a block,
+ * and into an earlier block's last rounds: after a few rounds each knows of the same before it. */
+enum { ROUNDS = 2, CONFLICT_ROUNDS = 8 };
 
 typedef struct ended {
     uint32_t upto[PS_QUEUE_COUNT]; /* every instruction of the queue before this place in the stream */
@@ -29,7 +30,7 @@ typedef struct place {
 typedef struct stream {
     const ps_program *p;
     bool mixed; /* more queues than the CPU's take part */
-    uint32_t n;
+    uint32_t n, tiles, rounds;
     uint32_t *ids;
     place *places;
     uint32_t *prev;     /* in its queue; UINT32_MAX: none */
@@ -67,7 +68,7 @@ static void stream_free(stream *s) {
 /* The program's stream with at most `rounds` rounds per block. */
 static ps_status stream_expand(stream *s, const ps_program *p, uint32_t tiles, uint32_t rounds,
                                ps_error *err) {
-    *s = (stream){.p = p};
+    *s = (stream){.p = p, .tiles = tiles, .rounds = rounds};
     uint64_t n = 0;
     for (uint32_t b = 0; b < p->n_blocks; b++)
         n += (uint64_t)kept_rounds(&p->blocks[b], rounds) * (p->blocks[b].over_tiles ? tiles : 1u) *
@@ -108,6 +109,28 @@ static ps_status stream_expand(stream *s, const ps_program *p, uint32_t tiles, u
     for (uint32_t e = s->n; e-- > 0;)
         s->next_cpu[e] = instr_at(s, e)->queue == PS_QUEUE_CPU ? e : s->next_cpu[e + 1];
     return PS_OK;
+}
+
+/* Instructions of a block in the stream: of so many rounds. */
+static uint64_t block_length(const stream *s, uint32_t b, uint32_t rounds) {
+    const ps_block *block = &s->p->blocks[b];
+    return (uint64_t)kept_rounds(block, rounds) * (block->over_tiles ? s->tiles : 1u) * block->n_instrs;
+}
+
+/* What e waits for `wait` before it in the whole stream: in its block rounds count from the first, in those before it from the
+ * last. UINT32_MAX: nothing, or a round that was left out. first: of e's block. */
+static uint32_t waited_for(const stream *s, uint32_t e, uint32_t first, uint32_t wait) {
+    if (wait <= e - first)
+        return e - wait;
+    uint64_t back = wait - (e - first);
+    for (uint32_t b = s->places[e].block; b-- > 0;) {
+        uint64_t kept = block_length(s, b, s->rounds), all = block_length(s, b, UINT32_MAX);
+        first -= (uint32_t)kept;
+        if (back <= all)
+            return back <= kept ? first + (uint32_t)(kept - back) : UINT32_MAX;
+        back -= all;
+    }
+    return UINT32_MAX;
 }
 
 static bool bit_get(const ended *a, uint32_t distance) {
@@ -329,7 +352,12 @@ static ps_status add_waits(ps_program *p, const bool *uses_scratch, uint32_t til
         return status;
     for (uint32_t e = 0; e < s.n; e++)
         n_layers = s.places[e].layer >= n_layers ? s.places[e].layer + 1 : n_layers;
-    res = calloc((uint64_t)p->n_buffers + n_layers, sizeof *res);
+    uint64_t n_res = (uint64_t)p->n_buffers + n_layers;
+    res = malloc(n_res * sizeof *res);
+    for (uint64_t i = 0; res && i < n_res; i++) { /* not their lists */
+        res[i].written = false;
+        res[i].n = 0;
+    }
     if (!res)
         status = ps_error_set(err, PS_E_NOMEM, "program", "no memory for %u instructions", p->n_instrs);
     for (uint32_t e = 0; e < s.n && !overflow && !status; e++) {
@@ -410,6 +438,16 @@ static void range_add(range *r, uint32_t e) {
         r->access[r->n_accesses++] = e;
 }
 
+/* A content that e begins. Its list is left as it is: there are many, and most are short. */
+static void range_begin(range *r, uint16_t buffer, uint32_t e, bool partial) {
+    r->buffer = buffer;
+    r->first = r->last = e;
+    r->n_accesses = r->n_starts = 1;
+    r->access[0] = e;
+    r->overflow = false;
+    r->open = partial;
+}
+
 /* Everything that a has been used for has ended when b's content begins. */
 static bool apart(const stream *s, const range *a, const range *b) {
     if (a->overflow || b->n_starts > b->n_accesses)
@@ -450,13 +488,13 @@ static bool settle(const stream *s, uint32_t *earliest) {
 
 static ps_status add_conflicts(const ps_program *p, uint32_t tiles, bool *conflict, ps_error *err) {
     stream s;
-    ps_status status = stream_expand(&s, p, tiles, UINT32_MAX, err);
+    ps_status status = stream_expand(&s, p, tiles, CONFLICT_ROUNDS, err);
     if (status)
         return status;
-    uint32_t n_ranges = 0, n_active = 0, room = s.n + p->n_buffers;
+    uint32_t n_ranges = 0, n_active = 0, room = s.n + p->n_buffers, first = 0;
     uint32_t *earliest = calloc((uint64_t)s.n + 1, sizeof *earliest);
     uint32_t *current = calloc(p->n_buffers ? p->n_buffers : 1, sizeof *current);
-    range *ranges = calloc(room ? room : 1, sizeof *ranges);
+    range *ranges = malloc((room ? room : 1) * sizeof *ranges);
     uint32_t *active = calloc(room ? room : 1, sizeof *active);
     if (!earliest || !current || !ranges || !active) {
         status = ps_error_set(err, PS_E_NOMEM, "program", "no memory for %u instructions", p->n_instrs);
@@ -465,9 +503,12 @@ static ps_status add_conflicts(const ps_program *p, uint32_t tiles, bool *confli
     for (uint32_t e = 0; e < s.n; e++) {
         const ps_instr *in = instr_at(&s, e);
         enter(&s, e);
-        for (uint32_t w = 0; w < in->n_waits && s.places[e].runs; w++)
-            if (in->wait[w] <= e)
-                learn(&s, e, e - in->wait[w]);
+        first = e && s.places[e].block != s.places[e - 1].block ? e : first;
+        for (uint32_t w = 0; w < in->n_waits && s.places[e].runs; w++) {
+            uint32_t of = waited_for(&s, e, first, in->wait[w]);
+            if (of != UINT32_MAX)
+                learn(&s, e, of);
+        }
     }
     if (!settle(&s, earliest)) {
         status = ps_error_set(err, PS_E_NOMEM, "program", "no memory for %u instructions", p->n_instrs);
@@ -505,9 +546,7 @@ static ps_status add_conflicts(const ps_program *p, uint32_t tiles, bool *confli
                 continue;
             }
             *now = n_ranges;
-            ranges[n_ranges] =
-                (range){.buffer = (uint16_t)u->resource, .first = e, .open = partial, .n_starts = 1};
-            range_add(&ranges[n_ranges++], e);
+            range_begin(&ranges[n_ranges++], (uint16_t)u->resource, e, partial);
         }
     }
     if (kept != PS_NO_BUFFER && current[kept] != UINT32_MAX && s.n)
@@ -521,9 +560,9 @@ static ps_status add_conflicts(const ps_program *p, uint32_t tiles, bool *confli
             if (a->last < earliest[b->first])
                 continue; /* before b and all that follows */
             active[kept_active++] = active[k];
-            if (a->buffer != b->buffer && !apart(&s, a, b))
-                conflict[(uint64_t)a->buffer * p->n_buffers + b->buffer] =
-                    conflict[(uint64_t)b->buffer * p->n_buffers + a->buffer] = true;
+            bool *at = &conflict[(uint64_t)a->buffer * p->n_buffers + b->buffer];
+            if (a->buffer != b->buffer && !*at && !apart(&s, a, b))
+                *at = conflict[(uint64_t)b->buffer * p->n_buffers + a->buffer] = true;
         }
         n_active = kept_active;
         active[n_active++] = i;

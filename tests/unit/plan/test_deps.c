@@ -145,7 +145,7 @@ static void random_program(toy *t) {
     bool written[MAX_BUFFERS] = {false};
     *t = (toy){0};
     for (int b = 0; b < 3; b++) {
-        block(t, b == 1 ? 1 + rnd(3) : 1, b == 1 && rnd(3) == 0);
+        block(t, b == 1 ? 1 + rnd(rnd(4) ? 3 : 14) : 1, b == 1 && rnd(3) == 0);
         uint32_t n = 2 + rnd(8);
         for (uint32_t i = 0; i < n; i++) {
             uint16_t src[2] = {NONE, NONE};

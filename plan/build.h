@@ -57,6 +57,7 @@ typedef struct ps_schedule {
         prompt; /* for a token of every sequence, and for the workload's prompt; other tiers: ps_schedule_rule */
     uint32_t path, kv_policy; /* ps_path, ps_kv_policy */
     uint32_t max_step, n_threads;
+    ps_resident_mix left_out; /* never resident, though there may be room */
     /* What that comes to with the bytes that there are. */
     ps_resident_mix mix;
     uint32_t n_kv; /* layers whose KV is in VRAM */

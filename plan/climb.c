@@ -267,29 +267,39 @@ static ps_status try_rules(ps_search *s, ps_schedule *best, uint64_t avail, bool
     return PS_OK;
 }
 
-/* What brings feed-forward columns, and how many, at once: of nothing it makes no difference by what. */
+/* What brings feed-forward columns, and how many, at once: of nothing it makes no difference by what. `more`: in layers of which
+ * more is resident. */
+static const struct {
+    uint32_t bus, share;
+    int32_t shift, more;
+} by_bus[] = {{PS_WHERE_DIRECT, PS_SHARE_BALANCED, 0, 0}, {PS_WHERE_STREAM, PS_SHARE_BALANCED, 0, 0},
+              {PS_WHERE_DIRECT, PS_SHARE_ALL, 0, 0},      {PS_WHERE_STREAM, PS_SHARE_ALL, 0, 0},
+              {PS_WHERE_STREAM, PS_SHARE_NONE, 1, 1},     {PS_WHERE_STREAM, PS_SHARE_NONE, 2, 2},
+              {PS_WHERE_STREAM, PS_SHARE_NONE, 1, 0},     {PS_WHERE_DIRECT, PS_SHARE_NONE, 1, 0},
+              {PS_WHERE_DIRECT, PS_SHARE_NONE, 1, 1}};
+enum { BY_BUS_ANY = 6, BY_BUS = sizeof by_bus / sizeof by_bus[0] };
+
+static void set_bus(ps_rule *r, size_t i) {
+    r->bus = by_bus[i].bus;
+    r->ffn = by_bus[i].share;
+    r->ffn_shift = by_bus[i].shift;
+    r->ffn_shift_more = by_bus[i].more;
+}
+
 static ps_status try_bus(ps_search *s, ps_schedule *best, uint64_t avail, bool *out_better) {
-    static const struct {
-        uint32_t bus, share;
-        int32_t shift;
-    } to[] = {{PS_WHERE_DIRECT, PS_SHARE_BALANCED, 0}, {PS_WHERE_STREAM, PS_SHARE_BALANCED, 0},
-              {PS_WHERE_DIRECT, PS_SHARE_ALL, 0},      {PS_WHERE_STREAM, PS_SHARE_ALL, 0},
-              {PS_WHERE_STREAM, PS_SHARE_NONE, 1},     {PS_WHERE_STREAM, PS_SHARE_NONE, 2}};
     const ps_resident_units *u = ps_trial_units(s->trial);
     if (best->mix.n_ffn == u->n_ffn || ps_decode_tokens(&s->lr, best->max_step) > PS_PLAN_DECODE_TOKENS)
         return PS_OK;
-    enum { N = sizeof to / sizeof to[0] };
+    const size_t n = s->small ? BY_BUS : BY_BUS_ANY;
     static const uint32_t attns[] = {0, PS_WHERE_HOST, PS_WHERE_STREAM, PS_WHERE_DIRECT}; /* 0: as it is */
     bool attn = s->small && best->mix.n_attn < u->model->n_layers;
-    for (size_t k = 0; k < N * (attn ? sizeof attns / sizeof attns[0] : 1); k++) {
+    for (size_t k = 0; k < n * (attn ? sizeof attns / sizeof attns[0] : 1); k++) {
         ps_schedule c = *best;
-        size_t i = k % N;
-        if (to[i].shift && u->model->layers[0].n_expert)
+        size_t i = k % n;
+        if (by_bus[i].shift && u->model->layers[0].n_expert)
             continue;
-        c.decode.attn = attns[k / N] ? attns[k / N] : c.decode.attn;
-        c.decode.bus = to[i].bus;
-        c.decode.ffn = to[i].share;
-        c.decode.ffn_shift = c.decode.ffn_shift_more = to[i].shift;
+        c.decode.attn = attns[k / n] ? attns[k / n] : c.decode.attn;
+        set_bus(&c.decode, i);
         ps_status status = consider(s, best, &c, WORK, avail, out_better);
         if (status)
             return status;
@@ -355,6 +365,155 @@ ps_status ps_climb_moves(ps_search *s, ps_schedule *best, ps_path path, uint64_t
                 again = better && moves[i].shift;
             }
         }
+    }
+    return PS_OK;
+}
+
+/* ---- mixes ---- */
+
+/* The best few schedules so far, fastest first, no two with the same residents and homes. */
+enum { BEGINNINGS = 4 };
+typedef struct beginnings {
+    uint32_t n;
+    ps_schedule at[BEGINNINGS + 1];
+} beginnings;
+
+static bool same_residents(const ps_schedule *a, const ps_schedule *b) {
+    return memcmp(&a->mix, &b->mix, sizeof a->mix) == 0 && a->n_kv == b->n_kv;
+}
+
+static void keep_beginning(beginnings *of, const ps_schedule *c) {
+    if (!isfinite(c->workload_s))
+        return;
+    for (uint32_t i = 0; i < of->n; i++)
+        if (same_residents(&of->at[i], c)) {
+            if (of->at[i].workload_s <= c->workload_s)
+                return;
+            of->n--;
+            memmove(&of->at[i], &of->at[i + 1], (of->n - i) * sizeof *c);
+            break;
+        }
+    uint32_t i = of->n;
+    for (; i > 0 && c->workload_s < of->at[i - 1].workload_s; i--)
+        of->at[i] = of->at[i - 1];
+    of->at[i] = *c;
+    of->n = of->n < BEGINNINGS ? of->n + 1 : BEGINNINGS;
+}
+
+/* Exactly this mix, under the rules of `rules` and of each family for decoding; where its work arena leaves no room for that, with
+ * what fits. Those that cannot come among the best few are timed, and no more. */
+static ps_status look_at_mix(ps_search *s, const ps_schedule *rules, const ps_resident_mix *mix,
+                             uint64_t avail, beginnings *of) {
+    const ps_resident_units *u = ps_trial_units(s->trial);
+    const uint32_t n_layers = u->model->n_layers;
+    ps_schedule exact = *rules;
+    exact.path = PS_PATH_ALL_ATTN_HEAD_NEXT;
+    exact.left_out =
+        (ps_resident_mix){n_layers - mix->n_attn, u->n_head - mix->n_head, u->n_ffn - mix->n_ffn};
+    exact.mix = *mix;
+    exact.n_kv = exact.kv_policy == PS_KV_POLICY_WITH_ATTN ? mix->n_attn
+                 : exact.kv_policy == PS_KV_POLICY_FIRST   ? n_layers
+                 : exact.kv_policy == PS_KV_POLICY_HALF    ? (n_layers + 1) / 2
+                                                           : 0;
+    const bool few = ps_decode_tokens(&s->lr, rules->max_step) <= PS_PLAN_DECODE_TOKENS,
+               shares = few && !u->model->layers[0].n_expert && mix->n_ffn < u->n_ffn;
+    for (int f = -1; f < PS_FAMILY_COUNT + (shares ? BY_BUS - BY_BUS_ANY : 0); f++) {
+        ps_schedule c = exact;
+        if (f >= PS_FAMILY_COUNT) { /* a slice of each layer by the bus */
+            set_bus(&c.decode, (size_t)(f - PS_FAMILY_COUNT + BY_BUS_ANY));
+            c.decode.head = PS_SHARE_NONE;
+        } else if (f >= 0) {
+            ps_climb_family_rules(s, (ps_family)f, &c);
+            c.prompt = rules->prompt;
+        }
+        ps_status status = ps_climb_time(s, &c);
+        if (!status && (of->n < BEGINNINGS || c.workload_s < of->at[of->n - 1].workload_s))
+            status = look_at(s, &c, SHAPE, avail);
+        else
+            continue;
+        if (status)
+            return status;
+        keep_beginning(of, &c);
+    }
+    return PS_OK;
+}
+
+/* Every number of attention layers with none, half and all of the head, and of the feed-forward blocks what then fits, a slice less,
+ * and as much as leaves layers alike; under every policy of caches. From the best of these, moves. */
+static ps_status try_mixes(ps_search *s, ps_schedule *best, uint64_t avail) {
+    enum { HEADS = 3, SLICES = 3 };
+    const ps_resident_units *u = ps_trial_units(s->trial);
+    const uint32_t n_layers = u->model->n_layers, heads[HEADS] = {0, u->n_head / 2, u->n_head};
+    beginnings of = {0};
+    for (uint32_t i = 0; i < PS_KV_POLICY_COUNT * (n_layers + 1) * HEADS; i++) {
+        const uint32_t h = i % HEADS;
+        if (h && heads[h] == heads[h - 1])
+            continue;
+        ps_schedule c = *best;
+        ps_resident_mix mix = {i / HEADS % (n_layers + 1), heads[h], u->n_ffn};
+        c.kv_policy = i / HEADS / (n_layers + 1);
+        c.path = PS_PATH_ALL_ATTN_HEAD_NEXT;
+        c.left_out = (ps_resident_mix){n_layers - mix.n_attn, u->n_head - mix.n_head, 0};
+        c.work_bytes = 1; /* the least there is */
+        if (!ps_trial_fill(s->trial, &c, avail) || c.mix.n_attn < mix.n_attn || c.mix.n_head < mix.n_head)
+            continue;
+        const uint64_t most = c.mix.n_ffn,
+                       slices[SLICES] = {most, most - (most > 0), most / n_layers * n_layers};
+        for (uint32_t k = 0; k < SLICES; k++) {
+            mix.n_ffn = slices[k];
+            ps_status status = k && slices[k] == slices[k - 1] ? PS_OK : look_at_mix(s, &c, &mix, avail, &of);
+            if (status)
+                return status;
+        }
+    }
+    for (uint32_t i = 0; i < of.n; i++) {
+        ps_status status = ps_climb_moves(s, &of.at[i], PS_PATH_COUNT, avail);
+        if (status)
+            return status;
+        if (of.at[i].workload_s < best->workload_s * PS_CLEARLY)
+            *best = of.at[i];
+    }
+    return PS_OK;
+}
+
+/* A little more of one kind, or less, for what then fits of the others: as long as that gains. */
+static ps_status exchange(ps_search *s, ps_schedule *best, uint64_t avail) {
+    enum { ROUNDS = 3 };
+    const ps_resident_units *u = ps_trial_units(s->trial);
+    const int n_layers = (int)u->model->n_layers, n_head = (int)u->n_head;
+    const struct {
+        int attn, head, ffn;
+    } by[] = {{0, 0, -1}, {0, 0, 1},         {0, 0, -n_layers}, {0, 0, n_layers}, {-1, 0, 0},
+              {1, 0, 0},  {0, -n_head, 0},   {0, n_head, 0},    {-1, 0, 1},       {-1, 0, n_layers},
+              {1, 0, -1}, {1, 0, -n_layers}, {0, -n_head, 1},   {0, n_head, -1}};
+    for (int round = 0; round < ROUNDS; round++) {
+        beginnings of = {0};
+        for (uint32_t i = 0; i < PS_KV_POLICY_COUNT * (uint32_t)(sizeof by / sizeof by[0]); i++) {
+            const size_t k = i / PS_KV_POLICY_COUNT;
+            const int64_t a = (int64_t)best->mix.n_attn + by[k].attn,
+                          h = (int64_t)best->mix.n_head + by[k].head,
+                          f = (int64_t)best->mix.n_ffn + by[k].ffn;
+            if (a < 0 || a > n_layers || h < 0 || h > n_head || f < 0 || f > (int64_t)u->n_ffn)
+                continue;
+            const ps_resident_mix mix = {(uint32_t)a, (uint32_t)h, (uint64_t)f};
+            ps_schedule c = *best;
+            c.kv_policy = i % PS_KV_POLICY_COUNT;
+            ps_status status = look_at_mix(s, &c, &mix, avail, &of);
+            if (status)
+                return status;
+        }
+        bool more = false;
+        for (uint32_t i = 0; i < of.n; i++) {
+            ps_status status = ps_climb_moves(s, &of.at[i], PS_PATH_COUNT, avail);
+            if (status)
+                return status;
+            if (of.at[i].workload_s < best->workload_s * PS_CLEARLY) {
+                *best = of.at[i];
+                more = true;
+            }
+        }
+        if (!more)
+            break;
     }
     return PS_OK;
 }
@@ -487,6 +646,10 @@ ps_status ps_climb_in_full(ps_search *s, uint64_t avail, uint32_t n_threads, ps_
         if (!status && other.workload_s < out->workload_s * another_path)
             *out = other;
     }
+    if (!status && s->mixes && path == PS_PATH_COUNT)
+        status = try_mixes(s, out, avail);
+    if (!status && s->mixes && path == PS_PATH_COUNT)
+        status = exchange(s, out, avail);
     if (!status)
         status = ps_climb_verify(s, out, avail, feasible);
     for (int f = 0; f < PS_FAMILY_COUNT && !status && !*feasible;

@@ -31,6 +31,7 @@ struct ps_search {
     uint64_t least, apart; /* the first point, and the distance of the others: multiples of PS_VRAM_ALIGN */
     uint64_t last;         /* the last point: with that everything is resident */
     bool small;            /* so few points that each is searched in full, from more beginnings */
+    bool mixes;            /* and any mix of residents may be, as no other level follows */
     uint64_t per_cell;     /* points from one that is searched in full to the next */
     found *found;
     uint32_t n_found, room;

@@ -235,6 +235,8 @@ static ps_status open_searches(ps_building *b, const ps_level_request *levels, g
         if (status)
             return status;
         g->n_searches++;
+        if (g->n == 1)
+            ps_search_alone(g->search[k]);
     }
     return PS_OK;
 }
@@ -257,6 +259,7 @@ static ps_status report_level(ps_building *b, const ps_level_request *lr, const 
                            .decode = c->decode,
                            .prompt = c->prompt,
                            .path = (ps_path)c->path,
+                           .own_mix = c->left_out.n_attn || c->left_out.n_head || c->left_out.n_ffn,
                            .kv_policy = (ps_kv_policy)c->kv_policy,
                            .smaller = smaller};
     memcpy(r->budget, lr->budget, sizeof r->budget);

@@ -72,6 +72,7 @@ typedef struct ps_level_report {
     ps_candidate family[PS_FAMILY_COUNT]; /* each by itself */
     ps_rule decode, prompt;               /* of the chosen */
     ps_path path;
+    bool own_mix; /* what is resident is a mix on no path: some of a kind is left out though there is room */
     ps_kv_policy kv_policy;
     uint64_t left_bytes; /* of the budget: what the schedule does without, as it gains nothing */
     bool smaller;        /* it is the schedule of a smaller budget of the plan, or of fewer threads */

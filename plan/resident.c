@@ -316,8 +316,13 @@ static bool fits(const ps_resident_room *room, uint64_t kv, uint64_t weights) {
     return work <= room->room_bytes && up(weights) <= room->room_bytes - work;
 }
 
+static uint64_t without(uint64_t all, uint64_t left_out) {
+    return all > left_out ? all - left_out : 0;
+}
+
 bool ps_resident_fill(const ps_resident_units *u, ps_path path, ps_kv_policy policy,
-                      const ps_resident_room *room, ps_resident_mix *out, uint32_t *out_kv) {
+                      const ps_resident_mix *left_out, const ps_resident_room *room, ps_resident_mix *out,
+                      uint32_t *out_kv) {
     enum { A, H, F, MOST_KINDS = 5 };
     const uint32_t first = (u->model->n_layers * paths[path].quarters + 3) / 4;
     int kind[MOST_KINDS], n = 0;
@@ -333,6 +338,9 @@ bool ps_resident_fill(const ps_resident_units *u, ps_path path, ps_kv_policy pol
     if (paths[path].head == 2)
         kind[n++] = H;
     const ps_model *m = u->model;
+    const uint32_t n_attn = (uint32_t)without(m->n_layers, left_out->n_attn),
+                   n_head = (uint32_t)without(u->n_head, left_out->n_head);
+    const uint64_t n_ffn = without(u->n_ffn, left_out->n_ffn);
     uint64_t weights = u->small_bytes, kv = 0;
     uint32_t n_kv = 0, kv_limit = policy == PS_KV_POLICY_FIRST  ? m->n_layers
                                   : policy == PS_KV_POLICY_HALF ? (m->n_layers + 1) / 2
@@ -346,6 +354,7 @@ bool ps_resident_fill(const ps_resident_units *u, ps_path path, ps_kv_policy pol
     for (int p = 0; p < n && more; p++) {
         if (kind[p] == A) {
             uint32_t to = out->n_attn < first ? first : m->n_layers;
+            to = to < n_attn ? to : n_attn;
             while (more && out->n_attn < to) {
                 bool with = policy == PS_KV_POLICY_WITH_ATTN;
                 uint64_t cache = with ? room->kv_bytes[out->n_attn] : 0;
@@ -357,13 +366,13 @@ bool ps_resident_fill(const ps_resident_units *u, ps_path path, ps_kv_policy pol
                 weights += u->attn_bytes[out->n_attn++];
             }
         } else if (kind[p] == H) {
-            while (more && out->n_head < u->n_head) {
+            while (more && out->n_head < n_head) {
                 more = fits(room, kv, weights + u->head_bytes[out->n_head]);
                 if (more)
                     weights += u->head_bytes[out->n_head++];
             }
         } else {
-            while (more && out->n_ffn < u->n_ffn) {
+            while (more && out->n_ffn < n_ffn) {
                 more = fits(room, kv, weights + u->ffn_bytes[out->n_ffn]);
                 if (more)
                     weights += u->ffn_bytes[out->n_ffn++];

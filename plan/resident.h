@@ -1,7 +1,7 @@
 /* What stays in VRAM. Besides small weights, which every level with a GPU holds, there are three kinds: attention layer by
  * layer; the head by rows; feed-forward blocks, a slice of columns (or some experts) of every layer in turn, so that layers
  * stay alike. A mix says how far each has gone, a path in which order they go. All levels of a plan follow one path, so that
- * a smaller level's pieces are the first of a larger one's. */
+ * a smaller level's pieces are the first of a larger one's; a level that is its plan's only one may leave some of a kind out. */
 #ifndef PS_PLAN_RESIDENT_H
 #define PS_PLAN_RESIDENT_H
 
@@ -110,10 +110,11 @@ typedef struct ps_resident_room {
     uint64_t room_bytes, work_bytes;
     const uint64_t *kv_bytes;
 } ps_resident_room;
-/* The furthest mix on the path that fits; *out_kv: layers, from the first on, whose cache is in VRAM. False: not even the
- * small weights do. */
+/* The furthest mix on the path that fits; *out_kv: layers, from the first on, whose cache is in VRAM. left_out: of each kind so
+ * much never becomes resident, and what the path has behind it goes on. False: not even the small weights fit. */
 bool ps_resident_fill(const ps_resident_units *units, ps_path path, ps_kv_policy kv,
-                      const ps_resident_room *room, ps_resident_mix *out, uint32_t *out_kv);
+                      const ps_resident_mix *left_out, const ps_resident_room *room, ps_resident_mix *out,
+                      uint32_t *out_kv);
 
 /* Bytes of the small weights, which every level with a GPU needs; of a layer's attention matrices. */
 uint64_t ps_resident_small_bytes(const ps_model *model);

@@ -11,7 +11,7 @@
 
 #include "plan/climb.h"
 
-enum { POINTS = 64, CELLS = 10 };
+enum { POINTS = 64, CELLS = 10, FEW_LAYERS = 4 };
 
 static uint64_t point_bytes(const ps_search *s, uint64_t n) {
     return n == 0 ? s->least : (s->least / s->apart + n) * s->apart;
@@ -247,7 +247,8 @@ ps_status ps_search_new(ps_building *b, const ps_level_request *lr, ps_search **
             ps_round_up(kv + work, PS_VRAM_ALIGN) + ps_round_up(weights + u->small_bytes, PS_VRAM_ALIGN);
         all = all > parts ? all : parts;
         s->per_cell = ps_round_up(all, s->apart) / s->apart / CELLS;
-        s->per_cell = s->per_cell ? s->per_cell : 1;
+        s->per_cell =
+            s->per_cell && (u->model->n_layers > FEW_LAYERS || s->apart > PS_VRAM_ALIGN) ? s->per_cell : 1;
         s->small = s->per_cell == 1;
         if (s->small)
             ps_trial_exactly(s->trial);
@@ -272,6 +273,10 @@ void ps_search_free(ps_search *s) {
 
 bool ps_search_same(const ps_search *s, const ps_level_request *lr) {
     return s->lr.bucket_tokens == lr->bucket_tokens && s->lr.n_seqs == lr->n_seqs;
+}
+
+void ps_search_alone(ps_search *s) {
+    s->mixes = s->small;
 }
 
 uint64_t ps_search_looked_at(const ps_search *s) {
@@ -342,7 +347,8 @@ bool ps_search_less(ps_search *s, const ps_level_request *lr, uint64_t more_byte
 /* The same rules, whatever is resident. */
 static bool same_schedule(const ps_schedule *a, const ps_schedule *b) {
     return memcmp(&a->decode, &b->decode, sizeof a->decode) == 0 &&
-           memcmp(&a->prompt, &b->prompt, sizeof a->prompt) == 0 && a->path == b->path &&
+           memcmp(&a->prompt, &b->prompt, sizeof a->prompt) == 0 &&
+           memcmp(&a->left_out, &b->left_out, sizeof a->left_out) == 0 && a->path == b->path &&
            a->kv_policy == b->kv_policy && a->max_step == b->max_step;
 }
 

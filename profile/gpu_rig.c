@@ -66,6 +66,8 @@ static ps_status gpu_prepare(void *rig, const ps_task *task, ps_error *err) {
     case PS_MEASURE_HBM:
         ps_gpu_forget_mirrored(r);
         return PS_OK;
+    case PS_MEASURE_HBM_FULL:
+        return ps_gpu_prepare_full(r, err);
     default:
         return PS_OK;
     }
@@ -109,6 +111,8 @@ static ps_status gpu_sample(void *rig, ps_rig_sample *out, ps_error *err) {
         return ps_gpu_sample_event_record(r, out, err);
     case PS_MEASURE_LEVEL:
         return ps_gpu_sample_level(r, out, err);
+    case PS_MEASURE_HBM_FULL:
+        return ps_gpu_sample_full(r, out, err);
     default:
         return ps_error_set(err, PS_E_INTERNAL, "gpu", "not a measure of a GPU");
     }
@@ -126,6 +130,8 @@ static void gpu_finish(void *rig) {
     ps_gpu_timer_after(r);
     ps_streams_stop(r->streams);
     r->streams = NULL;
+    ps_vram_free(r->full);
+    r->full = NULL;
     ps_device_graph_free(r->device, r->graph);
     r->graph = NULL;
     ps_device_host_unregister(r->device, r->locked);
@@ -291,6 +297,7 @@ void ps_gpu_rig_free(ps_gpu_rig *r) {
     ps_device_host_unregister(r->device, r->locked);
     ps_vram_free(r->vram);
     ps_vram_free(r->spare);
+    ps_vram_free(r->full);
     ps_device_host_free(r->device, r->pinned);
 #ifdef PS_HAVE_CUDA
     ps_cuda_blas_close(r->blas);

@@ -59,6 +59,7 @@ struct ps_gpu_rig {
     ps_operands *operands;
     bool *verified;              /* [kernels of the registry] */
     ps_vram_range *vram, *spare; /* spare: for mapping and release */
+    ps_vram_range *full;         /* all that is left, while HBM_FULL is measured */
     uint8_t *pinned, *d_pinned;  /* PS_GPU_BUS_BYTES */
     uint8_t *plain;              /* PS_GPU_BUS_BYTES, pageable */
     uint64_t *d_base;            /* a zero in VRAM that flags are counted from */
@@ -144,6 +145,9 @@ bool ps_gpu_is_beside(const ps_task *task);
 ps_status ps_gpu_beside_prepare(ps_gpu_rig *r, ps_error *err);
 ps_status ps_gpu_beside_sample(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 void ps_gpu_beside_finish(ps_gpu_rig *r);
+/* Map what is left, but for a sixteenth of all for those who share the card; less where the driver refuses. */
+ps_status ps_gpu_prepare_full(ps_gpu_rig *r, ps_error *err);
+ps_status ps_gpu_sample_full(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 ps_status ps_gpu_sample_hbm(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 
 #endif

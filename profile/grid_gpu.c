@@ -44,7 +44,7 @@ static void add_bus(ps_grid *g) {
                                      .bus = (ps_bus)bus,
                                      .share_frac = 0.5,
                                      .cost_s = 12e-3});
-    for (int m = PS_MEASURE_HBM; m <= PS_MEASURE_LEVEL; m++)
+    for (int m = PS_MEASURE_HBM; m <= (c->quick ? PS_MEASURE_LEVEL : PS_MEASURE_HBM_FULL); m++)
         ps_grid_add(
             g, (ps_task){
                    .measure = (ps_measure)m, .point = {.n_threads = 1}, .cost_s = 2e-3, .essential = true});

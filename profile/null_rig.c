@@ -101,6 +101,8 @@ static double gpu_truth(const ps_task *t, double *beside) {
         return 1e-6;
     case PS_MEASURE_LEVEL:
         return 12e9;
+    case PS_MEASURE_HBM_FULL:
+        return hbm_bytes_per_s;
     default:
         return 0;
     }
@@ -245,7 +247,7 @@ static ps_status null_sample(void *rig, ps_rig_sample *out, ps_error *err) {
     const ps_measure m = r->task->measure;
     const bool rate = m == PS_MEASURE_DRAM || m == PS_MEASURE_COPY || m == PS_MEASURE_TOGETHER ||
                       m == PS_MEASURE_PACED || m == PS_MEASURE_HBM || m == PS_MEASURE_LOCK ||
-                      m == PS_MEASURE_LEVEL;
+                      m == PS_MEASURE_LEVEL || m == PS_MEASURE_HBM_FULL;
     out->value = rate ? truth / factor : truth * factor;
     out->beside_bytes_per_s = beside * exp(r->config.noise_frac * next_normal(&r->rng));
     r->now_ns += (uint64_t)(fmax(rate ? sample_least_s : out->value, sample_least_s) * 1e9);

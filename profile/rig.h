@@ -34,8 +34,9 @@ extern "C" {
     X(LOCK, "page-locking", "B/s")                                                                           \
     X(MAP, "mapping of vram", "s")                                                                           \
     X(UNMAP, "release of vram", "s")                                                                         \
-    X(EVENT_RECORD, "event record", "s") /* the calling thread's time */                                     \
-    X(LEVEL, "change of level", "B/s")   /* mapped, filled over the bus, released */
+    X(EVENT_RECORD, "event record", "s")  /* the calling thread's time */                                    \
+    X(LEVEL, "change of level", "B/s")    /* mapped, filled over the bus, released */                        \
+    X(HBM_FULL, "vram read, full", "B/s") /* the last of it, once all that a budget could take is mapped */
 typedef enum ps_measure {
 #define PS_MEASURE_ENUM(name, text, unit) PS_MEASURE_##name,
     PS_MEASURE_LIST(PS_MEASURE_ENUM)

@@ -210,7 +210,7 @@ ps_status ps_engine_choose(ps_engine *e, const ps_engine_options *o, uint64_t *o
         status = ps_engine_open_device(e, o, err);
         if (status == PS_OK)
             *out_limit = ps_device_get_info(e->run.device)->vram_bytes;
-        else if (status != PS_E_UNAVAILABLE || !host || !any)
+        else if ((status != PS_E_UNAVAILABLE && status != PS_E_UNSUPPORTED) || !host || !any)
             return status;
     }
     if ((status = choose_level(e, o, *out_limit, err)) != PS_OK)

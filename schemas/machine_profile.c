@@ -146,6 +146,31 @@ static ps_status read_root(const ps_yaml_doc *doc, ps_profile *p, ps_error *err)
     return status == PS_OK ? read_note(doc, root, p, err) : status;
 }
 
+/* Where what a check found wrong is, by its subject: a key, or "<table> row <i>", both perhaps of "gpu". */
+static void find_place(const ps_yaml_node *root, ps_error *err) {
+    const char *subject = err->subject;
+    char key[40];
+    unsigned row = 0;
+    if (strncmp(subject, "gpu: ", 5) == 0)
+        subject += 5;
+    const bool in_gpu = subject != err->subject;
+    if (in_gpu && strncmp(subject, "gpu ", 4) == 0)
+        subject += 4;
+    const int n = sscanf(subject, "%39s row %u", key, &row);
+    const ps_yaml_node *node = in_gpu ? ps_yaml_find(root, "gpu") : root;
+    node = n >= 1 && node != NULL && node->kind == PS_YAML_MAP ? ps_yaml_find(node, key) : NULL;
+    if (n == 2 && node != NULL && node->kind == PS_YAML_MAP) {
+        node = ps_yaml_find(node, "rows");
+        node = node != NULL && row < node->n ? node->first : NULL;
+        for (; node != NULL && row > 0; row--)
+            node = node->next;
+    }
+    if (node != NULL) {
+        err->line = node->line;
+        err->column = node->column;
+    }
+}
+
 ps_status ps_profile_parse(const char *text, uint64_t size, const char *label, ps_profile **out,
                            ps_error *err) {
     *out = NULL;
@@ -160,8 +185,10 @@ ps_status ps_profile_parse(const char *text, uint64_t size, const char *label, p
         status = read_root(doc, p, err);
     if (status == PS_OK) {
         status = ps_profile_validate(p, err);
-        if (status != PS_OK)
+        if (status != PS_OK && err != NULL) {
+            find_place(ps_yaml_root(doc), err);
             ps_error_prefix(err, label);
+        }
     }
     ps_yaml_free(doc);
     if (status == PS_OK)
@@ -197,7 +224,17 @@ void ps_profile_free(ps_profile *profile) {
     free(profile);
 }
 
-ps_status ps_profile_check_stat(const ps_stat *s, bool complete, const char *subject, ps_error *err) {
+/* Beyond these a value is none of a machine's, and sums of many would overflow: a call of a day, a thousandth of a nanosecond; a byte
+ * or an operation per second, 10^18 of them. */
+static const struct {
+    double least, most;
+    const char *unit;
+} sense[] = {[PS_UNIT_SECONDS] = {1e-12, 86400, "s"},
+             [PS_UNIT_BYTES_PER_S] = {1, 1e18, "B/s"},
+             [PS_UNIT_FLOPS] = {1, 1e18, "FLOP/s"}};
+
+ps_status ps_profile_check_stat(const ps_stat *s, ps_unit unit, bool complete, const char *subject,
+                                ps_error *err) {
     if (s->n == 0 && !complete && s->median == 0 && s->q1 == 0 && s->q3 == 0)
         return PS_OK;
     if (s->n == 0)
@@ -206,6 +243,10 @@ ps_status ps_profile_check_stat(const ps_stat *s, bool complete, const char *sub
         return ps_error_set(err, PS_E_DATA, subject, "median and quartiles must be finite and above zero");
     if (!(s->q1 <= s->median && s->median <= s->q3))
         return ps_error_set(err, PS_E_DATA, subject, "the median must lie between the quartiles");
+    if (s->q1 < sense[unit].least || s->q3 > sense[unit].most)
+        return ps_error_set(err, PS_E_DATA, subject, "%g %s is beyond any sense: from %g to %g",
+                            s->q1 < sense[unit].least ? s->q1 : s->q3, sense[unit].unit, sense[unit].least,
+                            sense[unit].most);
     if ((unsigned)s->stop >= PS_STOP_COUNT)
         return ps_error_set(err, PS_E_DATA, subject, "unknown stop reason %u", (unsigned)s->stop);
     return PS_OK;
@@ -233,7 +274,8 @@ static ps_status check_dram(const ps_profile *p, ps_error *err) {
         snprintf(subject, sizeof subject, "dram row %u", i);
         if (p->dram[i].n_threads == 0 || (i != 0 && p->dram[i].n_threads <= p->dram[i - 1].n_threads))
             return ps_error_set(err, PS_E_DATA, subject, "n_threads must ascend from 1");
-        ps_status status = ps_profile_check_stat(&p->dram[i].bw_bytes_per_s, p->complete, subject, err);
+        ps_status status =
+            ps_profile_check_stat(&p->dram[i].bw_bytes_per_s, PS_UNIT_BYTES_PER_S, p->complete, subject, err);
         if (status != PS_OK)
             return status;
     }
@@ -262,7 +304,7 @@ static ps_status check_points(const ps_profile *p, ps_error *err) {
             (q->beside == PS_BESIDE_IDLE && q->beside_bytes_per_s != 0))
             return ps_error_set(err, PS_E_DATA, subject,
                                 "beside_bytes_per_s must be finite, not negative, and 0 when idle");
-        ps_status status = ps_profile_check_stat(&q->time_s, p->complete, subject, err);
+        ps_status status = ps_profile_check_stat(&q->time_s, PS_UNIT_SECONDS, p->complete, subject, err);
         if (status != PS_OK)
             return status;
     }
@@ -277,9 +319,9 @@ ps_status ps_profile_validate(const ps_profile *p, ps_error *err) {
     if (status == PS_OK)
         status = check_topology(&p->topology, err);
     if (status == PS_OK)
-        status = ps_profile_check_stat(&p->barrier_s, p->complete, "barrier_s", err);
+        status = ps_profile_check_stat(&p->barrier_s, PS_UNIT_SECONDS, p->complete, "barrier_s", err);
     if (status == PS_OK)
-        status = ps_profile_check_stat(&p->pool_start_s, p->complete, "pool_start_s", err);
+        status = ps_profile_check_stat(&p->pool_start_s, PS_UNIT_SECONDS, p->complete, "pool_start_s", err);
     if (status == PS_OK)
         status = check_dram(p, err);
     if (status == PS_OK)
@@ -345,6 +387,16 @@ ps_status ps_profile_write(const ps_profile *profile, const char *path, ps_error
     status = ps_file_write_atomic(path, text, size, err);
     free(text);
     return status;
+}
+
+void ps_profile_facts(const ps_profile *p, ps_facts *out) {
+    *out = (ps_facts){.n_allowed = p->topology.n_allowed,
+                      .memory_bytes = p->topology.memory_bytes,
+                      .vram_bytes = p->gpu.vram_bytes};
+    memcpy(out->cpu_model, p->topology.cpu_model, sizeof out->cpu_model);
+    memcpy(out->gpu_name, p->gpu.name, sizeof out->gpu_name);
+    memcpy(out->gpu_driver, p->gpu.driver, sizeof out->gpu_driver);
+    ps_facts_gpu_hash(p->gpu.uuid, out->gpu_hash);
 }
 
 ps_status ps_profile_hash(const ps_profile *profile, uint8_t out[PS_HASH_BYTES], ps_error *err) {

@@ -9,6 +9,7 @@
 #include "core/hash.h"
 #include "core/status.h"
 #include "model/kernel_spec.h"
+#include "schemas/facts.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -127,22 +128,24 @@ typedef struct ps_profile_paced {
 
 /* Quantities of a GPU that stand alone, each a ps_stat of ps_profile_gpu, in the order of the document.
  * M(member, NAME, "label", UNIT): measured by itself, PS_MEASURE_NAME; D(...): the best of its kernels' points. */
-#define PS_GPU_STAT_LIST(M, D)                                                                                \
-    M(hbm_read_bytes_per_s, HBM, "memory", BYTES_PER_S)                                                       \
-    D(matmul_flops_per_s, MATMUL, "products, best", FLOPS)                                                    \
-    D(attention_flops_per_s, ATTENTION, "attention, best", FLOPS)                                             \
-    M(launch_s, LAUNCH, "launch of a kernel", SECONDS)                                                        \
-    M(graph_node_s, GRAPH_NODE, "kernel in a graph", SECONDS)                                                 \
-    M(graph_launch_s, GRAPH_LAUNCH, "launch of a graph", SECONDS)                                             \
-    M(event_wait_s, EVENT_WAIT, "wait for an event", SECONDS)                                                 \
-    M(to_cpu_s, TO_CPU, "hand-over to the CPU", SECONDS)                                                      \
-    M(to_gpu_s, TO_GPU, "hand-over to the GPU", SECONDS)                                                      \
-    M(lock_bytes_per_s, LOCK, "page-locking", BYTES_PER_S)                                                    \
-    M(map_s, MAP, "mapping 16 MiB", SECONDS)                                                                  \
-    M(unmap_s, UNMAP, "releasing 16 MiB", SECONDS)                                                            \
-    /* From here on left out where they were not measured. Level: bytes mapped, filled and released again. */ \
-    M(event_record_s, EVENT_RECORD, "record of an event", SECONDS)                                            \
-    M(level_bytes_per_s, LEVEL, "change of level", BYTES_PER_S)
+#define PS_GPU_STAT_LIST(M, D)                                                                                  \
+    M(hbm_read_bytes_per_s, HBM, "memory", BYTES_PER_S)                                                         \
+    D(matmul_flops_per_s, MATMUL, "products, best", FLOPS)                                                      \
+    D(attention_flops_per_s, ATTENTION, "attention, best", FLOPS)                                               \
+    M(launch_s, LAUNCH, "launch of a kernel", SECONDS)                                                          \
+    M(graph_node_s, GRAPH_NODE, "kernel in a graph", SECONDS)                                                   \
+    M(graph_launch_s, GRAPH_LAUNCH, "launch of a graph", SECONDS)                                               \
+    M(event_wait_s, EVENT_WAIT, "wait for an event", SECONDS)                                                   \
+    M(to_cpu_s, TO_CPU, "hand-over to the CPU", SECONDS)                                                        \
+    M(to_gpu_s, TO_GPU, "hand-over to the GPU", SECONDS)                                                        \
+    M(lock_bytes_per_s, LOCK, "page-locking", BYTES_PER_S)                                                      \
+    M(map_s, MAP, "mapping 16 MiB", SECONDS)                                                                    \
+    M(unmap_s, UNMAP, "releasing 16 MiB", SECONDS)                                                              \
+    /* From here on left out where they were not measured. Level: bytes mapped, filled and released again. */   \
+    M(event_record_s, EVENT_RECORD, "record of an event", SECONDS)                                              \
+    M(level_bytes_per_s, LEVEL, "change of level", BYTES_PER_S)                                                 \
+    /* The last of all memory that a budget could take: far below hbm_read, the driver keeps some elsewhere. */ \
+    M(hbm_full_bytes_per_s, HBM_FULL, "memory, when full", BYTES_PER_S)
 
 /* What tells the time of kernels and copies on the GPU. X(NAME, "name") */
 #define PS_TIMER_LIST(X)                                                                                     \
@@ -248,6 +251,10 @@ ps_status ps_profile_format(const ps_profile *profile, char **out_text, uint64_t
 /* Semantic checks that reading also makes: finite positive times, known kernels, sorted catalogue... */
 ps_status ps_profile_validate(const ps_profile *profile, ps_error *err);
 void ps_profile_free(ps_profile *profile);
+/* Does device memory become as slow as the bus once it is full? Then the driver spills it to system memory without a word. */
+bool ps_profile_spills(const ps_profile_gpu *gpu);
+/* What its machine was like. */
+void ps_profile_facts(const ps_profile *profile, ps_facts *out);
 /* Hash of the canonical text: plans name the profile by it. */
 ps_status ps_profile_hash(const ps_profile *profile, uint8_t out[PS_HASH_BYTES], ps_error *err);
 

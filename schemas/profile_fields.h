@@ -15,8 +15,9 @@
 
 /* A ps_stat alone: in seconds, or in the unit of the key that holds it. */
 extern const ps_fields ps_profile_stat_fields, ps_profile_plain_stat_fields;
-/* Semantic check of a quantity; n 0 is allowed while the profile is not complete. */
-ps_status ps_profile_check_stat(const ps_stat *s, bool complete, const char *subject, ps_error *err);
+/* Semantic check of a quantity, also that it is one a machine can have; n 0 is allowed while the profile is not complete. */
+ps_status ps_profile_check_stat(const ps_stat *s, ps_unit unit, bool complete, const char *subject,
+                                ps_error *err);
 void ps_profile_write_stat(ps_text *t, uint32_t indent, const char *key, const ps_fields *fields,
                            const ps_stat *s);
 

@@ -151,6 +151,17 @@ void ps_profile_gpu_write(ps_text *t, const ps_profile_gpu *g) {
     ps_fields_write_table(t, 4, &check_fields, g->checks, g->n_checks, sizeof *g->checks);
 }
 
+bool ps_profile_spills(const ps_profile_gpu *g) {
+    double bus = 0;
+    for (uint32_t i = 0; i < g->n_copies; i++)
+        if (g->copies[i].bus == PS_BUS_H2D && g->copies[i].bw_bytes_per_s.median > bus)
+            bus = g->copies[i].bw_bytes_per_s.median;
+    const double full = g->hbm_full_bytes_per_s.median;
+    /* Over the bus it cannot come faster than that; a copy's reads and writes together at most twice. */
+    return g->hbm_full_bytes_per_s.n != 0 && full < g->hbm_read_bytes_per_s.median / 4 &&
+           (bus == 0 || full < 2.5 * bus);
+}
+
 static ps_status check_tables(const ps_profile *p, ps_error *err) {
     const ps_profile_gpu *g = &p->gpu;
     char subject[48];
@@ -162,7 +173,7 @@ static ps_status check_tables(const ps_profile *p, ps_error *err) {
             (b && (c->bus < b->bus || (c->bus == b->bus &&
                                        (c->kind < b->kind || (c->kind == b->kind && c->bytes <= b->bytes))))))
             return ps_error_set(err, PS_E_DATA, subject, "bus, kind and bytes must be known and ascend");
-        status = ps_profile_check_stat(&c->bw_bytes_per_s, p->complete, subject, err);
+        status = ps_profile_check_stat(&c->bw_bytes_per_s, PS_UNIT_BYTES_PER_S, p->complete, subject, err);
     }
     for (uint32_t i = 0; status == PS_OK && i < g->n_together; i++) {
         const ps_profile_together *c = &g->together[i], *b = i != 0 ? c - 1 : NULL;
@@ -170,9 +181,10 @@ static ps_status check_tables(const ps_profile *p, ps_error *err) {
         if (c->n_threads == 0 || (unsigned)c->bus >= PS_BUS_COUNT ||
             (b && (c->bus < b->bus || (c->bus == b->bus && c->n_threads <= b->n_threads))))
             return ps_error_set(err, PS_E_DATA, subject, "bus and threads must be known and ascend");
-        status = ps_profile_check_stat(&c->bus_bytes_per_s, p->complete, subject, err);
+        status = ps_profile_check_stat(&c->bus_bytes_per_s, PS_UNIT_BYTES_PER_S, p->complete, subject, err);
         if (status == PS_OK)
-            status = ps_profile_check_stat(&c->dram_bytes_per_s, p->complete, subject, err);
+            status =
+                ps_profile_check_stat(&c->dram_bytes_per_s, PS_UNIT_BYTES_PER_S, p->complete, subject, err);
     }
     for (uint32_t i = 0; status == PS_OK && i < g->n_paced; i++) {
         const ps_profile_paced *c = &g->paced[i], *b = i != 0 ? c - 1 : NULL;
@@ -185,9 +197,10 @@ static ps_status check_tables(const ps_profile *p, ps_error *err) {
                                          (c->n_threads == b->n_threads && c->share_frac <= b->share_frac))))))
             return ps_error_set(err, PS_E_DATA, subject,
                                 "bus (h2d, d2h), threads and share must be known and ascend");
-        status = ps_profile_check_stat(&c->bus_bytes_per_s, p->complete, subject, err);
+        status = ps_profile_check_stat(&c->bus_bytes_per_s, PS_UNIT_BYTES_PER_S, p->complete, subject, err);
         if (status == PS_OK)
-            status = ps_profile_check_stat(&c->dram_bytes_per_s, p->complete, subject, err);
+            status =
+                ps_profile_check_stat(&c->dram_bytes_per_s, PS_UNIT_BYTES_PER_S, p->complete, subject, err);
     }
     for (uint32_t i = 0; status == PS_OK && i < g->n_checks; i++) {
         const ps_profile_check *c = &g->checks[i];
@@ -231,8 +244,8 @@ ps_status ps_profile_gpu_validate(const ps_profile *p, ps_error *err) {
     if (status == PS_OK)
         status = check_head(g, err);
     for (uint32_t i = 0; status == PS_OK && i < PS_GPU_STAT_COUNT; i++)
-        status = ps_profile_check_stat(ps_gpu_stat(g, i), p->complete && !is_optional(i),
-                                       ps_gpu_stat_rows[i].key, err);
+        status = ps_profile_check_stat(ps_gpu_stat(g, i), ps_gpu_stat_rows[i].unit,
+                                       p->complete && !is_optional(i), ps_gpu_stat_rows[i].key, err);
     if (status == PS_OK)
         status = check_tables(p, err);
     if (status != PS_OK)

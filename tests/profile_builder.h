@@ -51,6 +51,7 @@ static inline void pf_add_gpu(ps_profile *p) {
     g->unmap_s = pf_stat(3e-5);
     g->event_record_s = pf_stat(1e-6);
     g->level_bytes_per_s = pf_stat(9e9);
+    g->hbm_full_bytes_per_s = pf_stat(2.4e11);
     g->n_copies = 2;
     g->n_together = 3;
     g->copies = calloc(g->n_copies, sizeof *g->copies);

@@ -85,6 +85,7 @@ typedef struct run {
     ps_progress progress;
     char output[4096], partial[4096 + 16];
     bool null;
+    double asked_s;          /* for everything */
     const ps_device *device; /* NULL: none */
 } run;
 
@@ -134,6 +135,9 @@ static ps_status choose_output(run *r, const char *given, ps_error *err) {
     struct stat st;
     if (stat(r->output, &st) == 0 && !S_ISREG(st.st_mode))
         return ps_error_set(err, PS_E_CANTCREATE, r->output, "exists and is not a regular file");
+    if (stat(r->partial, &st) == 0 && !S_ISREG(st.st_mode))
+        return ps_error_set(err, PS_E_CANTCREATE, r->partial,
+                            "is where pstune keeps what it has measured, and is not a regular file");
     ps_status status = given ? PS_OK : make_folders(r->output, err);
     return status == PS_OK ? ps_file_check_output(r->output, err) : status;
 }
@@ -180,13 +184,23 @@ static uint32_t without_curve(const ps_sweep_config *c, const ps_profile *p) {
 }
 
 /* What a person should know of a finished profile, each a line. */
-static void warn(const run *r, const ps_sweep_config *c, ps_profile *p) {
+static void warn(const run *r, const ps_sweep_config *c, ps_profile *p, double seconds) {
     const uint32_t n = without_curve(c, p);
+    char more[96] = "";
     if (n)
+        snprintf(more, sizeof more, ": %u kernels have no curve, psplan will go by ceilings for them", n);
+    if (seconds > r->asked_s * 1.02 + 1)
+        fprintf(stderr, "pstune: warning: %.0f s asked for, what no profile can be without took %.0f%s\n",
+                r->asked_s, seconds, more);
+    else if (n)
+        fprintf(stderr, "pstune: warning: %.0f s were too little%s\n", r->asked_s, more);
+    if (ps_profile_spills(&p->gpu))
         fprintf(stderr,
-                "pstune: warning: %.0f s were too little: %u kernels have no curve, psplan will go by "
-                "ceilings for them\n",
-                c->limit_s, n);
+                "pstune: warning: %s: memory is read at %.1f GB/s once it is full, at %.1f before: the "
+                "driver spills to "
+                "system memory; keep budgets well below its %.1f GiB\n",
+                p->gpu.name, p->gpu.hbm_full_bytes_per_s.median * 1e-9,
+                p->gpu.hbm_read_bytes_per_s.median * 1e-9, (double)p->gpu.vram_bytes / (1 << 30));
     char text[96];
     ps_device_link link = {0};
     if (r->device)
@@ -233,9 +247,10 @@ static int sweep(run *r, ps_sweep_config *config, bool fresh, bool json) {
     if (st == PS_OK && !result.stopped) {
         st = ps_profile_write(result.profile, r->output, &err);
         if (st == PS_OK) {
-            warn(r, config, result.profile);
+            const double seconds = (double)(config->ops->now_ns(config->rig) - start_ns) * 1e-9;
+            warn(r, config, result.profile, seconds);
             unlink(r->partial);
-            code = report(r, &result, (double)(config->ops->now_ns(config->rig) - start_ns) * 1e-9, json);
+            code = report(r, &result, seconds, json);
         }
     } else if (result.profile && result.n_measured > 0) {
         ps_error saving = {0};
@@ -270,6 +285,10 @@ static ps_status open_device(const char *name, ps_device **out, ps_error *err) {
         ps_device_get_info(*out)->vram_bytes == 0) /* some drivers say so where they do not know */
         st = ps_error_set(err, PS_E_UNAVAILABLE, ps_device_get_info(*out)->name,
                           "says that it has no memory: --device none leaves it out");
+    if (st == PS_E_UNSUPPORTED && any) {
+        fprintf(stderr, "pstune: note: %s: %s\n", err->subject, err->message);
+        return PS_OK;
+    }
     return st == PS_E_UNAVAILABLE && any && *out == NULL ? PS_OK : st;
 }
 
@@ -355,6 +374,7 @@ int ps_tune_measure(int argc, char **argv) {
         }
     if (option(values, "time")->set)
         config.limit_s = option(values, "time")->f64;
+    r.asked_s = config.limit_s;
     if (!r.null && config.save_every_s > config.limit_s / 20)
         config.save_every_s = config.limit_s / 20;
     now_text(created, sizeof created);

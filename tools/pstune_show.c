@@ -360,10 +360,15 @@ int ps_tune_show(int argc, char **argv) {
         return code;
     ps_profile *p;
     ps_error err = {0};
+    const char *svg = ps_options_get(&command, values, "svg")->text;
+    if (svg && ps_options_get(&command, values, "json")->set) {
+        (void)ps_error_set(&err, PS_E_USAGE, "--svg",
+                           "draws instead of printing: give it or --json, not both");
+        return ps_tune_fail(&err);
+    }
     if (ps_profile_read(args[0], &p, &err) != PS_OK)
         return ps_tune_fail(&err);
     code = 0;
-    const char *svg = ps_options_get(&command, values, "svg")->text;
     if (svg && ps_file_is_same(svg, args[0])) {
         (void)ps_error_set(&err, PS_E_USAGE, svg, "is an input; writing there would destroy it");
         code = ps_tune_fail(&err);

@@ -56,7 +56,16 @@ ps_status ps_device_open(const ps_device_options *options, ps_device **out, ps_e
         return st;
     }
     (*out)->events = events;
-    return PS_OK;
+    const ps_device_info *info = &(*out)->info;
+    if (!info->integrated)
+        return PS_OK;
+    ps_error_set(
+        err, PS_E_UNSUPPORTED, info->name,
+        "shares the system's memory: without VRAM of its own there is nothing to plan for it, the CPU "
+        "does it all");
+    ps_device_close(*out);
+    *out = NULL;
+    return PS_E_UNSUPPORTED;
 }
 
 static void drop_range(ps_vram_range *range) {

@@ -63,6 +63,9 @@ typedef struct ps_device_options {
     bool emulated;                /* no GPU: host memory and threads */
     uint64_t emulated_bytes;      /* its VRAM; 0: 8 GiB */
     uint64_t emulated_base_bytes; /* what its context takes by its meter */
+    /* A driver that spills: VRAM mapped beyond so many bytes is system memory, copied at 1 GB/s. 0: it never does. */
+    uint64_t emulated_spill_bytes;
+    bool emulated_integrated; /* it says that it shares the system's memory */
     /* Asked before every call to the driver by its name (CUDA's; emulated: the name below without ps_device_ or ps_),
      * on the calling thread; true makes it fail as if the driver had refused. What only frees is not asked for: it
      * reports nothing. NULL: never. */
@@ -88,7 +91,8 @@ typedef struct ps_device_info {
 } ps_device_info;
 
 /* options: copied. Without a GPU it returns at once. Errors: PS_E_UNAVAILABLE (no GPU, no driver, too old, built without
- * CUDA, compute capability below 7.5). */
+ * CUDA, compute capability below 7.5), PS_E_UNSUPPORTED (the GPU shares the system's memory: there is none of its own to plan
+ * for, and all that is said here of two memories and a bus between them is not so). */
 ps_status ps_device_open(const ps_device_options *options, ps_device **out, ps_error *err);
 /* Poisons, so that nothing waits for the CPU any more, lets what is enqueued end, and frees everything that is still
  * allocated from it: ranges, host memory, graphs. NULL is allowed. */

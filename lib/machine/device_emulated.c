@@ -23,6 +23,7 @@ enum {
     LOOKS = 64,  /* of an await before it sleeps */
     NAP_FIRST_NS = 10000,
     NAP_LAST_NS = 200000,
+    MOST_SPILLED = 16, /* stretches */
 };
 static const uint64_t default_bytes = (uint64_t)8 << 30;
 
@@ -109,6 +110,9 @@ struct emulated {
     event events[PS_DEVICE_EVENTS];
     graph *capture; /* NULL: none */
     _Atomic uint64_t mapped;
+    struct {
+        const uint8_t *from, *to; /* NULL: free */
+    } spilled[MOST_SPILLED];      /* under the lock */
 };
 
 static bool refuse(ps_device *d, const char *call, ps_status as, ps_error *err) {
@@ -166,13 +170,32 @@ static void hold(const ps_device *d, uint64_t *clock, uint64_t after_ns) {
     }
 }
 
+/* Is some of what a copy touches VRAM that the driver keeps in system memory? */
+static bool is_spilled(emulated *e, const uint8_t *at, uint64_t bytes) {
+    bool yes = false;
+    if (e->device.options.emulated_spill_bytes == 0)
+        return false;
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; i < MOST_SPILLED; i++)
+        yes |= e->spilled[i].from != NULL && at < e->spilled[i].to && e->spilled[i].from < at + bytes;
+    pthread_mutex_unlock(&e->lock);
+    return yes;
+}
+
+static void copy_rows(emulated *e, const work *w) {
+    for (uint64_t r = 0; r < w->copy.rows; r++)
+        memmove(w->copy.dst + r * w->copy.dst_pitch, w->copy.src + r * w->copy.src_pitch, w->copy.row_bytes);
+    const uint64_t last = w->copy.rows - 1, ns = w->copy.rows * w->copy.row_bytes;
+    if (is_spilled(e, w->copy.dst, last * w->copy.dst_pitch + w->copy.row_bytes) ||
+        is_spilled(e, w->copy.src, last * w->copy.src_pitch + w->copy.row_bytes))
+        nanosleep(&(struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)}, NULL);
+}
+
 /* Carry one thing out; start: counts at the launch of the graph that it is part of, NULL outside of graphs. */
 static void carry_out(emulated *e, work *w, const uint64_t *start) {
     switch (w->kind) {
     case WORK_COPY:
-        for (uint64_t r = 0; r < w->copy.rows; r++)
-            memmove(w->copy.dst + r * w->copy.dst_pitch, w->copy.src + r * w->copy.src_pitch,
-                    w->copy.row_bytes);
+        copy_rows(e, w);
         break;
     case WORK_CALL:
         w->call(w->payload);
@@ -543,7 +566,17 @@ static ps_status emulated_map(ps_device *d, uint8_t *at, uint64_t bytes, ps_erro
     if (bytes > d->info.vram_bytes - used || mprotect(at, bytes, PROT_READ | PROT_WRITE) != 0)
         return ps_error_set(err, PS_E_NOMEM, d->info.name, "cannot map %.0f MiB of VRAM beside %.0f MiB",
                             (double)bytes / 0x1p20, (double)used / 0x1p20);
-    atomic_fetch_add(&e->mapped, bytes);
+    const uint64_t before = atomic_fetch_add(&e->mapped, bytes), most = d->options.emulated_spill_bytes;
+    if (most == 0 || before + bytes <= most)
+        return PS_OK;
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; i < MOST_SPILLED; i++)
+        if (e->spilled[i].from == NULL) {
+            e->spilled[i].from = at + (before < most ? most - before : 0);
+            e->spilled[i].to = at + bytes;
+            break;
+        }
+    pthread_mutex_unlock(&e->lock);
     return PS_OK;
 }
 
@@ -556,6 +589,14 @@ static ps_status emulated_unmap(ps_device *d, uint8_t *at, uint64_t bytes, bool 
     if (madvise(at, bytes, MADV_DONTNEED) != 0 || mprotect(at, bytes, PROT_NONE) != 0)
         return ps_error_errno(err, PS_E_OS, d->info.name, errno, "cannot release VRAM");
     atomic_fetch_sub(&e->mapped, bytes);
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; i < MOST_SPILLED; i++)
+        if (e->spilled[i].from != NULL && e->spilled[i].to > at && e->spilled[i].from < at + bytes) {
+            e->spilled[i].to = at; /* a range is released from its end */
+            if (e->spilled[i].from >= at)
+                e->spilled[i].from = NULL;
+        }
+    pthread_mutex_unlock(&e->lock);
     *out_left = 0;
     return PS_OK;
 }
@@ -682,6 +723,7 @@ ps_status ps_device_emulated_open(const ps_device_options *options, ps_device **
     d->info.n_multiprocessors = 1;
     d->info.vram_bytes = bytes;
     d->info.emulated = true;
+    d->info.integrated = options->emulated_integrated;
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->moved, NULL);
     for (uint32_t l = 0; l < N_LANES; l++) {

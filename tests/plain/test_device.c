@@ -80,6 +80,51 @@ static void test_edges(void) {
     ps_device_close(d);
 }
 
+/* VRAM beyond what there is, given all the same: slow, and only there; as fast as any again once it is released. */
+static void test_spill(void) {
+    const ps_device_options options = {.emulated = true,
+                                       .emulated_bytes = 256 * SCENARIO_MIB,
+                                       .emulated_spill_bytes = 3 * (uint64_t)PS_VRAM_HANDLE};
+    ps_device *d = NULL;
+    ps_vram_range *a = NULL, *b = NULL;
+    double s[3] = {0};
+    OK(ps_device_open(&options, &d, err));
+    if (!d)
+        return;
+    OK(ps_vram_reserve(d, 4 * (uint64_t)PS_VRAM_HANDLE, &a, err));
+    OK(ps_vram_resize(a, 2 * (uint64_t)PS_VRAM_HANDLE, err));
+    OK(ps_vram_reserve(d, 4 * (uint64_t)PS_VRAM_HANDLE, &b, err));
+    for (int i = 0; i < 2;
+         i++) { /* with two handles the second of b is too much; without the first range it is not */
+        uint8_t *v = ps_vram_base(b);
+        OK(ps_vram_resize(b, 2 * (uint64_t)PS_VRAM_HANDLE, err));
+        for (int part = 0; part < 2; part++) {
+            OK(ps_device_time(d, PS_STREAM_COMPUTE, 0, err));
+            OK(ps_device_copy(d, PS_STREAM_COMPUTE, v + part * PS_VRAM_HANDLE, 0,
+                              v + part * PS_VRAM_HANDLE + 65536, 0, SCENARIO_MIB, 1, err));
+            OK(ps_device_time(d, PS_STREAM_COMPUTE, 1, err));
+            OK(ps_device_sync(d, err));
+            OK(ps_device_elapsed(d, 0, 1, &s[2 * i == 2 ? 2 : part], err));
+        }
+        OK(ps_vram_resize(b, 0, err));
+        OK(ps_vram_resize(a, 0, err));
+    }
+    CHECK(s[1] >= 1e-3, "%g s for a copy in spilled memory", s[1]);
+    CHECK(s[0] > 0 && s[2] > 0, "times");
+    ps_device_close(d);
+}
+
+/* A GPU without memory of its own is refused by what it says of itself, and nothing of it is left. */
+static void test_integrated(void) {
+    const ps_device_options options = {.emulated = true, .emulated_integrated = true};
+    ps_device *d = NULL;
+    ps_error why = {0};
+    FAILS(PS_E_UNSUPPORTED, ps_device_open(&options, &d, err));
+    CHECK(d == NULL, "a device that was refused");
+    (void)ps_device_open(&options, &d, &why);
+    CHECK(strstr(why.message, "shares the system's memory") != NULL, "%s", why.message);
+}
+
 /* Asks for a GPU where the build or the machine has none: says so, at once. */
 static void test_absent(void) {
     const ps_device_options options = {.index = 1000};
@@ -98,6 +143,8 @@ static void test_absent(void) {
 int main(void) {
     test_absent();
     test_edges();
+    test_spill();
+    test_integrated();
     const ps_device_options options = {
         .emulated = true, .emulated_bytes = 512 * SCENARIO_MIB, .emulated_base_bytes = SCENARIO_MIB};
     scenarios_run(&options);

@@ -1,6 +1,7 @@
 /* Kernels beside a busy bus, on the emulated device: kernels of both sides, each beside copies both ways, the CPUs' beside direct reads
  * too. Both sides' rates are there, the kernels' results were verified, and the range that copies go to is free again. And copies
- * that are held back beside readers: they keep their pace. */
+ * that are held back beside readers: they keep their pace. The device's driver spills beyond 4 GiB: the last of its memory is
+ * read as slowly as that is. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,8 +30,10 @@ int main(void) {
     if (st == PS_OK)
         st = ps_cpu_rig_new(&(ps_cpu_config){.machine = machine, .cold_bytes = 1 << 20}, &cpu, &err);
     if (st == PS_OK)
-        st = ps_device_open(&(ps_device_options){.emulated = true, .emulated_base_bytes = 64 << 20}, &device,
-                            &err);
+        st = ps_device_open(&(ps_device_options){.emulated = true,
+                                                 .emulated_base_bytes = 64 << 20,
+                                                 .emulated_spill_bytes = (uint64_t)4 << 30},
+                            &device, &err);
     if (st == PS_OK)
         st = ps_gpu_rig_new(
             &(ps_gpu_config){
@@ -67,6 +70,8 @@ int main(void) {
     tasks[n++] =
         (ps_task){.measure = PS_MEASURE_COPY, .bus = PS_BUS_H2D, .bytes = PIECE_BYTES, .cost_s = 1e-3};
     tasks[n++] = (ps_task){.measure = PS_MEASURE_LEVEL, .point = {.n_threads = 1}, .cost_s = 1e-3};
+    tasks[n++] = (ps_task){.measure = PS_MEASURE_HBM, .point = {.n_threads = 1}, .cost_s = 1e-3};
+    tasks[n++] = (ps_task){.measure = PS_MEASURE_HBM_FULL, .point = {.n_threads = 1}, .cost_s = 1e-3};
     tasks[n++] = (ps_task){.measure = PS_MEASURE_MAP, .point = {.n_threads = 1}, .cost_s = 1e-3};
     st = ps_sweep_run(&(ps_sweep_config){.ops = &ps_gpu_rig_emulated_ops,
                                          .rig = rig,
@@ -104,6 +109,11 @@ int main(void) {
                   x->bus_bytes_per_s.median < 0.3 * p->gpu.copies[0].bw_bytes_per_s.median,
               "%g B/s, %g B/s alone", x->bus_bytes_per_s.median, p->gpu.copies[0].bw_bytes_per_s.median);
     }
+    /* Read and written at 1 GB/s each, but for what its first pages are. */
+    CHECK(st != PS_OK || (p->gpu.hbm_full_bytes_per_s.n && p->gpu.hbm_full_bytes_per_s.median < 2.1e9 &&
+                          p->gpu.hbm_read_bytes_per_s.n),
+          "%g B/s when full, %g before", p->gpu.hbm_full_bytes_per_s.median,
+          p->gpu.hbm_read_bytes_per_s.median);
     CHECK(st != PS_OK || (p->gpu.level_bytes_per_s.n && p->gpu.map_s.n), "the spare range is free again");
     ps_sweep_free(&result);
     ps_gpu_rig_free(rig);

@@ -95,6 +95,8 @@ static const ps_stat *result_of(const ps_profile *p, const ps_task *t, const ps_
         return &g->event_record_s;
     case PS_MEASURE_LEVEL:
         return &g->level_bytes_per_s;
+    case PS_MEASURE_HBM_FULL:
+        return &g->hbm_full_bytes_per_s;
     case PS_MEASURE_COPY:
         for (uint32_t i = 0; i < g->n_copies; i++)
             if (g->copies[i].bus == t->bus && g->copies[i].kind == t->kind && g->copies[i].bytes == t->bytes)

@@ -132,9 +132,12 @@ static const struct {
     {"q8.0\", matmul", "q8.1\", matmul", "two kernels of one name", PS_E_DATA},
     {"q8.0\", matmul", "q8.0 \", matmul", "its name must be letters", PS_E_DATA},
     {"matmul, Q4_K", "matmul, Q4_L", "unknown tensor type \"Q4_L\"", PS_E_DATA},
-    {"- [1000,14336", "- [999,14336", "points row 0: kernel 999 is not in the catalogue", PS_E_DATA},
+    {"- [1000,14336", "- [999,14336", "points row 0: kernel 999 is not in the catalogue (line ", PS_E_DATA},
     {"idle", "idle2", "unknown neighbour \"idle2\"", PS_E_DATA},
     {"barrier_s: {n: 31", "barrier_s: {n: 0", "barrier_s: has no samples", PS_E_DATA},
+    {"barrier_s: {n: 31, median_s: 1.5e-06, q1_s: 1.4806851850500002e-06, q3_s: 1.518518518365e-06",
+     "barrier_s: {n: 31, median_s: 1e+308, q1_s: 1e+308, q3_s: 1e+308",
+     "p.yaml: barrier_s: 1e+308 s is beyond any sense: from 1e-12 to 86400 (line ", PS_E_DATA},
     {"barrier_s: {n: 31, median_s: ", "barrier_s: {n: 31, median_s: 1", "must lie between the quartiles",
      PS_E_DATA},
     {"barrier_s: {", "barrier_s: 1 # {", "barrier_s: must be a mapping, is a single value", PS_E_DATA},
@@ -242,4 +245,26 @@ Test(machine_profile, paced_copies_come_back_and_are_checked) {
     ps_profile_free(q);
     ps_profile_free(p);
     free(text);
+}
+
+Test(machine_profile, memory_that_is_slow_once_it_is_full_is_recognised) {
+    static const struct {
+        double first, full, bus;
+        bool spills;
+    } cases[] = {{400e9, 390e9, 25e9, false},                            /* as it should be */
+                 {400e9, 12e9, 25e9, true},   {400e9, 40e9, 25e9, true}, /* read and written over the bus */
+                 {400e9, 90e9, 25e9, false}, /* slow, but faster than any bus: something else */
+                 {400e9, 120e9, 25e9, false}, {60e9, 20e9, 25e9, false}};
+    ps_profile *p = pf_profile(2);
+    pf_add_gpu(p);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        p->gpu.hbm_read_bytes_per_s = pf_stat(cases[i].first);
+        p->gpu.hbm_full_bytes_per_s = pf_stat(cases[i].full);
+        for (uint32_t k = 0; k < p->gpu.n_copies; k++)
+            p->gpu.copies[k].bw_bytes_per_s = pf_stat(cases[i].bus);
+        cr_expect_eq(ps_profile_spills(&p->gpu), cases[i].spills, "case %zu", i);
+    }
+    p->gpu.hbm_full_bytes_per_s = (ps_stat){0};
+    cr_expect(!ps_profile_spills(&p->gpu), "not measured");
+    ps_profile_free(p);
 }

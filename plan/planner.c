@@ -186,6 +186,7 @@ static ps_status fill_head(ps_building *b) {
     memcpy(plan->machine_hash, q->profile->machine_hash, sizeof plan->machine_hash);
     memcpy(plan->kernel_set, q->profile->kernel_set, sizeof plan->kernel_set);
     plan->synthetic_profile = q->profile->synthetic;
+    ps_profile_facts(q->profile, &plan->facts);
     plan->n_layers = m->n_layers;
     plan->n_shards = m->n_shards;
     plan->shards = ps_arena_array(plan->arena, m->n_shards, sizeof *plan->shards);

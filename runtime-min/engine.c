@@ -1,4 +1,5 @@
 /* Opening and closing an engine: model, plan, level, thread team, arena. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,6 +91,26 @@ static ps_status open_all(ps_engine *e, const ps_engine_options *o, ps_error *er
     return ps_pool_new(e->machine, e->info.n_threads, &e->pool, err);
 }
 
+/* Whose the plan's predictions are. */
+static void compare_machine(ps_engine *e) {
+    const ps_machine *m = e->machine;
+    ps_facts now = {.n_allowed = m->n_allowed, .memory_bytes = m->memory_bytes};
+    uint8_t machine[PS_HASH_BYTES];
+    snprintf(now.cpu_model, sizeof now.cpu_model, "%s", m->cpu_model);
+    if (e->has_device) {
+        const ps_device_info *d = ps_device_get_info(e->run.device);
+        snprintf(now.gpu_name, sizeof now.gpu_name, "%s", d->name);
+        snprintf(now.gpu_driver, sizeof now.gpu_driver, "%s", d->driver);
+        ps_facts_gpu_hash(d->uuid, now.gpu_hash);
+        now.vram_bytes = d->vram_bytes;
+    }
+    ps_machine_hash(m, machine);
+    const bool same_gpu = !now.gpu_name[0] || strcmp(now.gpu_name, e->plan->facts.gpu_name) == 0;
+    e->info.other_machine = memcmp(machine, e->plan->machine_hash, sizeof machine) != 0 || !same_gpu;
+    (void)ps_facts_differ(&e->plan->facts, "the plan's profile", &now, e->differences, sizeof e->differences);
+    e->info.differences = e->differences;
+}
+
 ps_status ps_engine_open(const ps_engine_options *o, ps_engine **out, ps_error *err) {
     uint64_t start_ns = ps_clock_ns();
     ps_engine *e = calloc(1, sizeof *e);
@@ -105,15 +126,13 @@ ps_status ps_engine_open(const ps_engine_options *o, ps_engine **out, ps_error *
         ps_engine_close(e);
         return status;
     }
-    uint8_t machine[PS_HASH_BYTES];
-    ps_machine_hash(e->machine, machine);
     e->info.model_name = e->model->name;
     e->info.arch = e->model->arch_name;
     e->info.cpu_level = ps_cpu_level_name(ps_cpu_level_detect());
     e->info.n_vocab = e->model->n_vocab;
     e->info.n_layers = e->model->n_layers;
     e->info.weight_bytes = e->model->weight_bytes;
-    e->info.other_machine = memcmp(machine, e->plan->machine_hash, sizeof machine) != 0;
+    compare_machine(e);
     e->info.synthetic_profile = e->plan->synthetic_profile;
     e->info.load_ns = ps_clock_ns() - start_ns;
     *out = e;

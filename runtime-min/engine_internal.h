@@ -227,7 +227,8 @@ struct ps_engine {
     bool weights_direct;   /* the device reads them where they are */
     const ps_level *level; /* NULL while none is entered */
     uint32_t level_index;
-    bool *reachable; /* [plan->n_levels] the level may be changed to */
+    bool *reachable;       /* [plan->n_levels] the level may be changed to */
+    char differences[400]; /* info.differences */
     ps_engine_info info;
     char level_why[256];
     ps_engine_stats stats;

@@ -75,7 +75,10 @@ typedef struct ps_engine_info {
     uint32_t max_step_tokens; /* longest step of a program; longer evaluations become several steps */
     uint64_t weight_bytes, arena_bytes;
     uint64_t load_ns;
-    bool other_machine;     /* the plan's profile is of another machine: predictions are not this one's */
+    bool other_machine; /* the plan's profile is of another machine: predictions are not this one's */
+    /* What of the profile's machine, and of its GPU where one takes part, is not as it is here, by name; "" : nothing. Without
+     * other_machine it is this machine as it was before. */
+    const char *differences;
     bool synthetic_profile; /* the plan was made from a profile that nobody measured */
 } ps_engine_info;
 

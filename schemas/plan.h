@@ -15,13 +15,14 @@
 #include "core/status.h"
 #include "model/kernel_spec.h"
 #include "model/model.h"
+#include "schemas/facts.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 enum {
-    PS_PLAN_VERSION = 1, /* of document and instruction set */
+    PS_PLAN_VERSION = 2, /* of the document; the instruction set is of version 1 */
     PS_PLAN_MAX_BYTES = 64 << 20,
     PS_TILE_TOKENS = 2048,
     PS_PLAN_MAX_TOKENS = 65536,   /* of a tier */
@@ -256,6 +257,7 @@ typedef struct ps_plan {
     uint8_t model_hash[PS_HASH_BYTES], profile_hash[PS_HASH_BYTES];
     uint8_t machine_hash[PS_HASH_BYTES], kernel_set[PS_HASH_BYTES];
     bool synthetic_profile;
+    ps_facts facts; /* of the profile's machine: what has changed since is warned about by name */
     uint32_t n_layers, n_shards;
     ps_plan_shard *shards;
     uint32_t n_kernels;

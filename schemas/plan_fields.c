@@ -5,10 +5,23 @@
 #define N(record, member, names) PS_FIELD_NAMED(record, member, #member, &ps_names_##names)
 
 static const ps_field head_rows[] = {
-    F(ps_plan, tool, CHARS),        F(ps_plan, created, CHARS),   F(ps_plan, arch, CHARS),
-    F(ps_plan, model_name, CHARS),  F(ps_plan, model_hash, HASH), F(ps_plan, profile_hash, HASH),
-    F(ps_plan, machine_hash, HASH), F(ps_plan, kernel_set, HASH), F(ps_plan, synthetic_profile, BOOL),
+    F(ps_plan, tool, CHARS),
+    F(ps_plan, created, CHARS),
+    F(ps_plan, arch, CHARS),
+    F(ps_plan, model_name, CHARS),
+    F(ps_plan, model_hash, HASH),
+    F(ps_plan, profile_hash, HASH),
+    F(ps_plan, machine_hash, HASH),
+    F(ps_plan, kernel_set, HASH),
+    F(ps_plan, synthetic_profile, BOOL),
     F(ps_plan, n_layers, U32),
+    PS_FIELD(ps_plan, facts.cpu_model, "cpu_model", CHARS),
+    PS_FIELD(ps_plan, facts.n_allowed, "n_allowed", U32),
+    PS_FIELD(ps_plan, facts.memory_bytes, "memory_bytes", U64),
+    PS_FIELD(ps_plan, facts.gpu_name, "gpu_name", CHARS),
+    PS_FIELD(ps_plan, facts.gpu_hash, "gpu_hash", HASH),
+    PS_FIELD(ps_plan, facts.gpu_driver, "gpu_driver", CHARS),
+    PS_FIELD(ps_plan, facts.vram_bytes, "vram_bytes", U64),
 };
 static const ps_field count_rows[] = {
     F(ps_plan, n_shards, U32),

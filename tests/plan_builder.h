@@ -443,6 +443,13 @@ static inline ps_plan *pb_plan(const ps_model *m, const pb_config *configs, uint
     memset(p->machine_hash, 0x12, PS_HASH_BYTES);
     memset(p->kernel_set, 0x34, PS_HASH_BYTES);
     p->synthetic_profile = true;
+    p->facts = (ps_facts){.cpu_model = "Test \"CPU\"",
+                          .n_allowed = 7,
+                          .memory_bytes = (uint64_t)64 << 30,
+                          .gpu_name = "Test GPU",
+                          .gpu_driver = "999.1",
+                          .vram_bytes = (uint64_t)8 << 30};
+    ps_facts_gpu_hash("GPU-0", p->facts.gpu_hash);
     p->n_layers = m->n_layers;
     p->n_shards = m->n_shards;
     p->shards = pb_array(&b, m->n_shards, sizeof *p->shards);

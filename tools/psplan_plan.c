@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "core/file.h"
+#include "kernels/kernel.h"
 #include "machine/topology.h"
 #include "psplan.h"
 
@@ -194,6 +195,33 @@ static ps_status write_trace(const psplan_view *v, const char *path, ps_error *e
     return status;
 }
 
+/* Was the profile measured with the kernels of this build? Only psrun of a build that has them runs the plan. */
+static bool own_kernels(const ps_profile *p) {
+    uint8_t own[PS_HASH_BYTES];
+    ps_kernel_set_hash(own);
+    return memcmp(own, p->kernel_set, sizeof own) == 0;
+}
+
+static const char *whose_kernels(const ps_profile *p) {
+    return own_kernels(p) ? "" : "; its kernels are another build's, and psrun of this one refuses the plan";
+}
+
+/* A profile of this machine, measured with other kernels than this build's: no plan of it would run here. Profiles of other
+ * machines may be for other builds there. */
+static ps_status check_kernels(const ps_profile *p, ps_error *err) {
+    ps_machine *m = NULL;
+    uint8_t hash[PS_HASH_BYTES];
+    if (p->synthetic || own_kernels(p) || ps_machine_open(NULL, &m, NULL) != PS_OK)
+        return PS_OK;
+    ps_machine_hash(m, hash);
+    ps_machine_close(m);
+    return memcmp(hash, p->machine_hash, sizeof hash) != 0
+               ? PS_OK
+               : ps_error_set(
+                     err, PS_E_UNSUPPORTED, "profile",
+                     "was measured with another set of kernels than this build has: run pstune again");
+}
+
 /* Is the profile of the machine we are on, as it is now? Planning for another is allowed; only warnings need to know, so a machine
  * that cannot be looked at counts as the same. */
 static void warn_machine(const ps_profile *p) {
@@ -202,26 +230,28 @@ static void warn_machine(const ps_profile *p) {
     if (ps_machine_open(NULL, &m, NULL) != PS_OK)
         return;
     ps_machine_hash(m, hash);
-    const double memory = (double)m->memory_bytes / (double)p->topology.memory_bytes;
+    ps_facts then, now = {.n_allowed = m->n_allowed, .memory_bytes = m->memory_bytes};
+    char what[400];
+    ps_profile_facts(p, &then);
+    snprintf(now.cpu_model, sizeof now.cpu_model, "%s", m->cpu_model);
+    snprintf(now.gpu_driver, sizeof now.gpu_driver, "%s", m->signs.driver);
+    const bool differ = ps_facts_differ(&then, "the profile", &now, what, sizeof what);
     if (memcmp(hash, p->machine_hash, sizeof hash) != 0)
-        fprintf(stderr, "psplan: warning: the profile is of another machine (%s); the plan is for that one\n",
-                p->topology.cpu_model);
-    else if (p->gpu.driver[0] && m->signs.driver[0] && strcmp(p->gpu.driver, m->signs.driver) != 0)
         fprintf(stderr,
-                "psplan: warning: the profile was measured with driver %s, now it is %s: run pstune again\n",
-                p->gpu.driver, m->signs.driver);
-    else if (memory < 0.95 || memory > 1.05)
+                "psplan: warning: the profile is of another machine (%s); the plan is for that one%s\n",
+                differ ? what : p->topology.cpu_model, whose_kernels(p));
+    else if (differ)
         fprintf(stderr,
-                "psplan: warning: the profile was measured with %.1f GiB of memory, now it is %.1f: run "
-                "pstune again\n",
-                (double)p->topology.memory_bytes / (1 << 30), (double)m->memory_bytes / (1 << 30));
+                "psplan: warning: the machine has changed since it was measured: %s: run pstune again\n",
+                what);
     ps_machine_close(m);
 }
 
 /* What a plan made from this profile is worth: one line. */
 static void warn_profile(const ps_profile *p) {
     if (p->synthetic)
-        fprintf(stderr, "psplan: note: the profile is synthetic; its times are made up\n");
+        fprintf(stderr, "psplan: note: the profile is synthetic; its times are made up%s\n",
+                whose_kernels(p));
     else
         warn_machine(p);
     if (!p->complete)
@@ -359,6 +389,8 @@ int psplan_plan(int argc, char **argv) {
         status = psplan_model_open(args[0], &m, &err);
     if (!status)
         status = psplan_profile_read(profile_path(values), &profile, &err);
+    if (!status)
+        status = check_kernels(profile, &err);
     if (!status && !get(values, "budget")->set)
         status = psplan_parse_budgets(profile->gpu.name[0] ? "host,auto" : "host", &w.budgets, &err);
     if (!status && w.family != PS_FAMILY_COUNT)

@@ -202,7 +202,10 @@ static double per_s(uint64_t n, uint64_t ns) {
 }
 
 const char *psrun_predictions_of(const ps_engine_info *info) {
-    return info->synthetic_profile ? "synthetic" : info->other_machine ? "another machine" : "this machine";
+    return info->synthetic_profile ? "synthetic"
+           : info->other_machine   ? "another machine"
+           : info->differences[0]  ? "this machine as it was"
+                                   : "this machine";
 }
 
 static void report(const psrun *r, const generation *g, char *answer) {
@@ -249,6 +252,21 @@ static void report(const psrun *r, const generation *g, char *answer) {
                 stats.n_verified, 100 * stats.worst_verify);
 }
 
+/* Weights that are resident and read as slowly as over the bus: the plan knows no such step, and drivers say nothing. */
+static void warn_spilled(const psrun *r, const generation *g) {
+    const ps_engine_info *info = ps_engine_get_info(r->engine);
+    const double took_s = (double)g->decode_ns * 1e-9, times = took_s / g->decode_predicted_s;
+    if (info->vram_weight_bytes == 0 || info->synthetic_profile || info->other_machine ||
+        g->n_generated < 4 || !(g->decode_predicted_s > 0) || times < 4 || psrun_option(r, "verify")->set)
+        return;
+    fprintf(stderr,
+            "psrun: warning: steps with %.1f MB of weights in VRAM took %.0f times what was predicted: the "
+            "driver "
+            "may keep some of it in system memory, as where other programs take VRAM; a smaller --budget "
+            "avoids it\n",
+            (double)info->vram_weight_bytes * 1e-6, times);
+}
+
 static ps_status answer_prompt(const psrun *r, ps_error *err) {
     char *text = NULL, *answer = NULL;
     uint64_t len;
@@ -272,6 +290,7 @@ static ps_status answer_prompt(const psrun *r, ps_error *err) {
         answer = ps_text_end(collected, NULL);
         collected = NULL;
         report(r, &g, answer != NULL ? answer : "");
+        warn_spilled(r, &g);
     }
 done:
     free(ps_text_end(collected, NULL));
@@ -316,8 +335,16 @@ static void note_start(const psrun *r) {
         fprintf(stderr, "psrun: warning: the plan comes from a synthetic profile; its predictions are not "
                         "of a real machine\n");
     else if (info->other_machine)
-        fprintf(stderr, "psrun: warning: the plan's profile is of another machine; its predictions are not "
-                        "this machine's\n");
+        fprintf(stderr,
+                "psrun: warning: the plan's profile is of another machine; its predictions are not this "
+                "machine's%s%s\n",
+                info->differences[0] ? ": " : "", info->differences);
+    else if (info->differences[0])
+        fprintf(
+            stderr,
+            "psrun: warning: this machine has changed since it was measured, the plan's predictions are of "
+            "before: %s\n",
+            info->differences);
 }
 
 /* One mode, and no output over an input or over the other output. */

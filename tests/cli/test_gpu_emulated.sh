@@ -38,6 +38,19 @@ P
     "$bin/psrun" --quiet --device emulated --plan "$dir/plan.yaml" --raw -m 'Hello there' -n 8 "$m" >"$dir/out" 2>"$dir/err" ||
       fail "$preset, $family: exit $?: $(cat "$dir/err")"
     cmp -s "$dir/host" "$dir/out" || fail "$preset, $family: other tokens than on the CPU"
+    if [ $family = gpu ]; then # the plan carries the card's facts: another driver or another card of that name is one warning
+      sed -e 's/^synthetic_profile: true/synthetic_profile: false/' -e 's/^vram_bytes: .*/vram_bytes: 1073741824/' \
+        -e 's/^gpu_hash: .*/gpu_hash: "00000000000000000000000000000001"/' "$dir/plan.yaml" >"$dir/was.yaml"
+      "$bin/psrun" --device emulated --plan "$dir/was.yaml" --raw -m a -n 1 "$m" >/dev/null 2>"$dir/err" || fail "$preset: changed GPU: $(cat "$dir/err")"
+      grep -q "warning: .*another emulated than in the plan's profile; 1.0 GiB of VRAM in the plan's profile, 8.0 here" "$dir/err" ||
+        fail "$preset: changed GPU: $(cat "$dir/err")"
+      [ "$(grep -c 'warning' "$dir/err")" -eq 1 ] || fail "$preset: not one warning: $(cat "$dir/err")"
+      # Steps that take far longer than predicted, with weights in VRAM: the likely cause is named, once, after the answer.
+      sed -e 's/^synthetic_profile: true/synthetic_profile: false/' -e 's/\(step_[a-z]*_s\): .*/\1: 1e-09/' "$dir/plan.yaml" >"$dir/slow.yaml"
+      "$bin/psrun" --device emulated --plan "$dir/slow.yaml" --raw -m 'Hello there' -n 8 "$m" >"$dir/out" 2>"$dir/err" || fail "$preset: slow: $(cat "$dir/err")"
+      cmp -s "$dir/host" "$dir/out" || fail "$preset: other tokens of a plan with other predictions"
+      [ "$(grep -c 'warning: steps with .* MB of weights in VRAM took .*system memory' "$dir/err")" -eq 1 ] || fail "$preset: no word of VRAM that is slow: $(cat "$dir/err")"
+    fi
     "$bin/psrun" --quiet --device none --plan "$dir/plan.yaml" --raw -m a -n 1 "$m" >/dev/null 2>"$dir/err"
     [ $? -eq 69 ] || fail "$preset, $family: ran without a GPU: $(cat "$dir/err")"
   done

@@ -95,6 +95,11 @@ expect 73 "no/such" "$pstune" show --svg "$dir/no/such/x.svg" "$dir/null.yaml"
 ln -sf null.yaml "$dir/link.yaml"
 for same in null link; do expect 64 "is an input" "$pstune" show --svg "$dir/$same.yaml" "$dir/null.yaml"; done
 "$pstune" show "$dir/null.yaml" >"$dir/out" || fail "the profile is gone after show --svg over it"
+expect 64 "not both" "$pstune" show --json --svg "$dir/x.svg" "$dir/null.yaml"
+[ ! -e "$dir/x.svg" ] || fail "a refused --svg left something"
+mkdir "$dir/d.yaml.partial"
+expect 73 "d.yaml.partial.*not a regular file" "$pstune" --null --quick -o "$dir/d.yaml"
+rmdir "$dir/d.yaml.partial"
 expect 64 "no GPU here" "$pstune" --null --quick --timer cupti -o "$dir/t.yaml"
 expect 64 "no GPU here" "$pstune" --null --quick --cupti "$dir/none.so" -o "$dir/t.yaml"
 
@@ -132,6 +137,10 @@ expect 1 "" "$pstune" check --points 30 "$dir/wrong.yaml"
 sed -e 's/^kernel_set: .*/kernel_set: "00000000000000000000000000000000"/' "$dir/two.yaml" >"$dir/old.yaml"
 expect 65 "other kernels" "$pstune" check "$dir/old.yaml"
 expect 66 "missing.yaml" "$pstune" check "$dir/missing.yaml"
+# A quick grid promises less, and is held to that: not to what it never said.
+expect 0 "" "$pstune" --null --quick -o "$dir/coarse.yaml"
+expect 0 "" "$pstune" check --points 100 "$dir/coarse.yaml"
+grep -q "20% and 50% are allowed" "$dir/out" || fail "check of a quick profile: $(tail -1 "$dir/out")"
 expect 64 "points" "$pstune" check --points 0 "$dir/two.yaml"
 
 # --gather: a folder that holds the machine and not whose it is; never written over, and for nothing else.
@@ -179,12 +188,38 @@ plan "$dir/real.yaml"
 grep -q warning "$dir/err" && fail "a profile of this machine: $(cat "$dir/err")"
 sed -e 's/^  memory_bytes: .*/  memory_bytes: 1234567890/' "$dir/real.yaml" >"$dir/less.yaml"
 plan "$dir/less.yaml"
-grep -q "measured with 1.1 GiB of memory, now it is .*: run pstune again" "$dir/err" || fail "less memory: $(cat "$dir/err")"
+grep -q "has changed since it was measured: 1.1 GiB of memory in the profile, .* here: run pstune again" "$dir/err" || fail "less memory: $(cat "$dir/err")"
 [ "$(grep -c warning "$dir/err")" -eq 1 ] || fail "not one warning: $(cat "$dir/err")"
 sed -e 's/^machine_hash: .*/machine_hash: "00000000000000000000000000000001"/' "$dir/less.yaml" >"$dir/else.yaml"
 plan "$dir/else.yaml"
-grep -q "of another machine" "$dir/err" || fail "another machine: $(cat "$dir/err")"
+grep -q "of another machine (1.1 GiB of memory in the profile" "$dir/err" || fail "another machine: $(cat "$dir/err")"
 [ "$(grep -c warning "$dir/err")" -eq 1 ] || fail "not one warning: $(cat "$dir/err")"
+
+# A profile of this machine from a build with other kernels: refused, nothing written; of another machine: one warning says it.
+sed -e 's/^kernel_set: .*/kernel_set: "00000000000000000000000000000000"/' "$dir/real.yaml" >"$dir/set.yaml"
+expect 65 "another set of kernels.*run pstune again" "$PS_BIN/psplan" --profile "$dir/set.yaml" --context 256 --threads 1 -o "$dir/set.plan.yaml" "$dir/tiny.gguf"
+[ ! -e "$dir/set.plan.yaml" ] || fail "a plan of another set of kernels was written"
+sed -e 's/^machine_hash: .*/machine_hash: "00000000000000000000000000000001"/' "$dir/set.yaml" >"$dir/elset.yaml"
+plan "$dir/elset.yaml"
+grep -q "of another machine.*its kernels are another build's" "$dir/err" || fail "another machine's kernels: $(cat "$dir/err")"
+# Times that no machine has, with their line.
+sed -e 's/^barrier_s: .*/barrier_s: {n: 29, median_s: 1e308, q1_s: 1e308, q3_s: 1e308, stop: converged, noisy: false}/' "$dir/real.yaml" >"$dir/huge.yaml"
+expect 65 "barrier_s: 1e+308 s is beyond any sense.*line [0-9]" "$PS_BIN/psplan" --profile "$dir/huge.yaml" --context 256 -o "$dir/huge.plan.yaml" "$dir/tiny.gguf"
+
+# The plan carries what the machine was like, so psrun says the same of it: by name, once, and marks its predictions.
+runs() {
+    sed -e "$1" "$dir/tiny.plan.yaml" >"$dir/was.plan.yaml"
+    "$PS_BIN/psrun" --plan "$dir/was.plan.yaml" --raw -m a -n 2 --json "$dir/tiny.gguf" >"$dir/out" 2>"$dir/err" ||
+        fail "psrun: $(cat "$dir/err")"
+    grep -q "\"predictions_of\": \"$3\"" "$dir/out" || fail "$1: predictions of $(grep predictions_of "$dir/out")"
+    [ "$(grep -c warning "$dir/err")" -eq "$2" ] || fail "$1: not $2 warnings: $(cat "$dir/err")"
+}
+plan "$dir/real.yaml"
+runs '' 0 "this machine"
+runs 's/^memory_bytes: .*/memory_bytes: 1234567890/' 1 "this machine as it was"
+grep -q "changed since it was measured.*1.1 GiB of memory in the plan's profile, .* here" "$dir/err" || fail "psrun, memory: $(cat "$dir/err")"
+runs 's/^machine_hash: .*/machine_hash: "00000000000000000000000000000001"/; s/^cpu_model: .*/cpu_model: "a slide rule"/' 1 "another machine"
+grep -q "another machine.*: CPU a slide rule in the plan's profile, .* here" "$dir/err" || fail "psrun, CPU: $(cat "$dir/err")"
 
 # A GPU whose figures cannot be: refused by name, never planned with; one that is small is a finite plan or a clear no.
 expect 0 "" "$pstune" --null --device null --quick -o "$dir/gpu.yaml"

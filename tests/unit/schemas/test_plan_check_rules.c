@@ -351,7 +351,7 @@ Test(plan_check, plan_of_another_shape) {
 
 /* ---- structure ---- */
 
-RULE(other_version, mb_llama_small, 0, "plan version 2, this program knows version 1", b.c.plan->version = 2;)
+RULE(other_version, mb_llama_small, 0, "plan version 1, this program knows version 2", b.c.plan->version = 1;)
 RULE(nothing_in_it, mb_llama_small, 0, "layers, shards, programs and levels must not be empty",
      b.c.plan->n_levels = 0;)
 RULE(layer_of_a_shard, mb_llama_small, 0, "shard 1: layer: 7 of 2", b.c.plan->shards[1].layer = 7;)

@@ -51,6 +51,11 @@ Test(plan_document, values_survive) {
     must(ps_plan_parse(binary, n, "p", &p, &err), &err);
     cr_assert_str_eq(p->tool, c.plan->tool);
     cr_assert_eq(p->synthetic_profile, true);
+    cr_assert_eq(p->facts.n_allowed, 7);
+    cr_assert_eq(p->facts.memory_bytes, (uint64_t)64 << 30);
+    cr_assert_eq(p->facts.vram_bytes, (uint64_t)8 << 30);
+    cr_assert_str_eq(p->facts.gpu_driver, "999.1");
+    cr_assert_str_eq(p->facts.gpu_name, "Test GPU");
     cr_assert_eq(p->n_programs, 3);
     for (uint32_t i = 0; i < 3; i++) {
         const ps_program *a = &c.plan->programs[i], *b = &p->programs[i];
@@ -89,7 +94,7 @@ Test(plan_document, damage_to_a_binary_plan_is_noticed) {
     binary[n / 2] ^= 1;
     cr_assert_eq(ps_plan_parse(binary, n, "p", &p, &err), PS_E_DATA);
     cr_assert_str_eq(err.message, "checksum mismatch: the file is damaged");
-    binary[4] = 2;
+    binary[4] = 3;
     cr_assert_eq(ps_plan_parse(binary, n, "p", &p, &err), PS_E_UNSUPPORTED);
     free(binary);
     plan_case_close(&c);
@@ -108,8 +113,8 @@ Test(plan_document, what_is_wrong_in_yaml_is_named_with_its_place) {
     static const struct {
         const char *from, *to, *error;
     } changes[] = {
-        {"pinstripe-plan: 1", "pinstripe-plan: 2",
-         "p.yaml: pinstripe-plan: plan version 2, this program reads version 1"},
+        {"pinstripe-plan: 2", "pinstripe-plan: 1",
+         "p.yaml: pinstripe-plan: plan version 1, this program reads version 2"},
         {"arch:", "archi:", "p.yaml: unknown key \"archi\" (line 5, column 1)"},
         {"n_layers: 2", "n_layers: 1", "kv: must have 1 rows, has 2"},
         {"- [attn, 1,", "- [attn, 2,", "p.yaml: shard 3: layer: 2 of 2"},

@@ -16,7 +16,7 @@ static const char *const class_names[CLASS_COUNT] = {[PS_SHARD_EMBED] = "embeddi
                                                      [PS_SHARD_FFN] = "feed-forward",
                                                      [PS_SHARD_MOE] = "experts",
                                                      [PS_SHARD_HEAD] = "head",
-                                                     [BASE] = "context and libraries",
+                                                     [BASE] = "CUDA context and libraries",
                                                      [KV] = "KV cache",
                                                      [BUFFER] = "activations",
                                                      [SLOT] = "slots",

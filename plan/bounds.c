@@ -272,7 +272,7 @@ static double flops_with(const piece *p, double bytes, bool least) {
     return sum;
 }
 
-/* With a GPU. What the budget leaves beside context and libraries holds what every step reads first (all but experts, and
+/* With a GPU. What the budget leaves beside CUDA context and libraries holds what every step reads first (all but experts, and
  * the KV), then experts. What is left on the host is divided between CPU and bus. */
 static void gpu_bounds(const ps_lower_request *r, double room, uint64_t kv_len, double *out_raw_s,
                        double *out_reachable_s) {

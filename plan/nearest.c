@@ -216,7 +216,7 @@ static void least_budget(nearest *s) {
     }
     is->needed_bytes = base + n * PS_VRAM_ALIGN;
     is->nearest_budget_bytes = fits ? (is->needed_bytes + MIB - 1) / MIB * MIB : 0;
-    const char *name = base >= work && base >= small ? "context and libraries"
+    const char *name = base >= work && base >= small ? "CUDA context and libraries"
                        : work >= small               ? "activations and slots"
                                                      : "norms and routers";
     is->largest_bytes = base >= work && base >= small ? base : work >= small ? work : small;

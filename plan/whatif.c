@@ -273,7 +273,7 @@ static ps_status find_ratios(const ps_whatif *w, scaling *s, ps_error *err) {
     if (asks_gpu && g->name[0] == '\0')
         return ps_error_set(err, PS_E_UNAVAILABLE, "gpu", "the profile has none to change");
     if (w->vram_bytes && w->vram_bytes <= g->base_bytes)
-        return ps_error_set(err, PS_E_USAGE, "vram", "context and libraries alone take %llu bytes",
+        return ps_error_set(err, PS_E_USAGE, "vram", "CUDA context and libraries alone take %llu bytes",
                             (unsigned long long)g->base_bytes);
     double bus = g->name[0] ? ps_cost_bus_bytes_per_s(s->cost, PS_BUS_H2D, 1e12) : 0;
     ps_status status =

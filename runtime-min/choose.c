@@ -109,17 +109,31 @@ static const char *choose_budget(const choice *c, uint64_t limit, char why[WHY_B
     return plain;
 }
 
-/* "1, 2": the thread counts of a budget's levels; as many as fit into text, 64 bytes. */
-static const char *teams_of(const ps_plan *p, const char *budget, char *text) {
-    enum { SIZE = 64 };
+enum { LIST_BYTES = 160 };
+
+/* "1, 2": the thread counts of a budget's levels; as many as fit into text. */
+static const char *teams_of(const ps_plan *p, const char *budget, char text[LIST_BYTES]) {
     size_t n = 0;
-    for (uint32_t i = 0; i < p->n_levels && n < SIZE - 16; i++) {
+    for (uint32_t i = 0; i < p->n_levels && n < LIST_BYTES - 16; i++) {
         const ps_level *l = &p->levels[i];
         bool said = strcmp(l->budget, budget) != 0;
         for (uint32_t k = 0; k < i && !said; k++)
             said = strcmp(p->levels[k].budget, budget) == 0 && p->levels[k].n_threads == l->n_threads;
         if (!said)
-            n += (size_t)snprintf(text + n, SIZE - n, "%s%u", n ? ", " : "", l->n_threads);
+            n += (size_t)snprintf(text + n, LIST_BYTES - n, "%s%u", n ? ", " : "", l->n_threads);
+    }
+    return text;
+}
+
+/* "2GiB, 4GiB, host": likewise a plan's budgets. */
+static const char *budgets_of(const ps_plan *p, char text[LIST_BYTES]) {
+    size_t n = 0;
+    for (uint32_t i = 0; i < p->n_levels && n < LIST_BYTES - 32; i++) {
+        bool said = false;
+        for (uint32_t k = 0; k < i && !said; k++)
+            said = strcmp(p->levels[k].budget, p->levels[i].budget) == 0;
+        if (!said)
+            n += (size_t)snprintf(text + n, LIST_BYTES - n, "%s%.24s", n ? ", " : "", p->levels[i].budget);
     }
     return text;
 }
@@ -172,18 +186,21 @@ static ps_status choose_level(ps_engine *e, const ps_engine_options *o, uint64_t
         return PS_OK;
     }
     if (!budget_known)
-        return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no budget '%.24s'", budget);
+        return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no budget '%.24s'; its budgets are %s", budget,
+                            budgets_of(p, (char[LIST_BYTES]){0}));
     if (!threads_fit && o->n_threads != 0 && o->n_threads <= e->machine->n_allowed)
         return ps_error_set(err, PS_E_USAGE, o->plan_path,
-                            "budget '%.24s' has no level for %u threads; its levels are for %s", budget,
-                            o->n_threads, teams_of(p, budget, (char[64]){0}));
+                            "budget '%.24s' has no level for %u thread%s; its levels are for %s", budget,
+                            o->n_threads, o->n_threads == 1 ? "" : "s",
+                            teams_of(p, budget, (char[LIST_BYTES]){0}));
     if (!threads_fit && o->n_threads != 0)
         return ps_error_set(err, PS_E_USAGE, "threads", "%u asked for, this process may use %u", o->n_threads,
                             e->machine->n_allowed);
     if (!threads_fit)
         return ps_error_set(err, PS_E_USAGE, o->plan_path,
-                            "has no level for the %u threads this process may use; plan with --threads %u",
-                            e->machine->n_allowed, e->machine->n_allowed);
+                            "needs %s threads, this process may use %u; plan with --threads %u",
+                            teams_of(p, budget, (char[LIST_BYTES]){0}), e->machine->n_allowed,
+                            e->machine->n_allowed);
     if (!sessions_fit)
         return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no level for %u sequences", c.n_sessions);
     return ps_error_set(err, PS_E_USAGE, o->plan_path,

@@ -139,7 +139,7 @@ ps_status psplan_parse_budgets(const char *text, psplan_budgets *b, ps_error *er
             status = add_range(b, items[i], err);
         } else if (!ps_parse_size(items[i], &bytes)) {
             status = ps_error_set(err, PS_E_USAGE, "--budget",
-                                  "'%s' is neither a size, a range, auto nor host", items[i]);
+                                  "'%s' is neither a size (as 4GiB), a range, auto nor host", items[i]);
         } else if (bytes == 0) {
             status =
                 ps_error_set(err, PS_E_USAGE, "--budget", "0 is no budget; without a GPU it is called host");

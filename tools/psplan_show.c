@@ -82,7 +82,7 @@ static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
     psplan_bytes((double)(l->vram_base_bytes + l->vram_work_bytes + l->vram_weight_bytes), b[4]);
     ps_text_printf(
         t,
-        "  vram     context and libraries %s, kv cache %s (%u of %u layers), activations and slots %s, "
+        "  vram     CUDA context and libraries %s, kv cache %s (%u of %u layers), activations and slots %s, "
         "weights %s: %s\n",
         b[0], b[1], n, v->plan->n_layers, b[2], b[3], b[4]);
     for (uint32_t i = 0; i < l->n_tiers; i++) {

@@ -8,6 +8,7 @@
 
 static const ps_option options[] = {
     {"profile", 'p', PS_OPT_TEXT, "FILE", NULL, 0, 0, "Machine profile to scale (pstune's default place)."},
+    {"machine", 'm', PS_OPT_TEXT, "FILE", NULL, 0, 0, "The same: a profile may be of any machine."},
     {"pcie", 0, PS_OPT_TEXT, "RATE", NULL, 0, 0, "Copies to the GPU, as 16GB/s."},
     {"dram", 0, PS_OPT_TEXT, "RATE", NULL, 0, 0, "Reads of host memory by all threads, as 60GB/s."},
     {"hbm", 0, PS_OPT_TEXT, "RATE", NULL, 0, 0, "Reads of the GPU's own memory, as 400GB/s."},
@@ -336,8 +337,11 @@ int psplan_whatif(int argc, char **argv) {
     question q;
     psplan_model m = {0};
     ps_profile *profile = NULL, *scaled = NULL;
-    const char *output = get(values, "output")->text, *from = get(values, "profile")->text;
+    const char *output = get(values, "output")->text, *machine = get(values, "machine")->text,
+               *from = machine ? machine : get(values, "profile")->text;
     ps_status status = parse_wish(values, &wish, &err);
+    if (!status && machine && get(values, "profile")->set)
+        status = ps_error_set(&err, PS_E_USAGE, "--machine", "is another name of --profile; give one of them");
     if (!status)
         status = parse_question(values, &q, &err);
     if (!status && !output && n_args == 0)

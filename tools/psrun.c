@@ -354,7 +354,7 @@ static ps_status check_options(const ps_opt_value *values, const char *model, co
     bool prompt = option(values, "prompt")->set || option(values, "prompt-file")->set;
     bool prompts = option(values, "prompts")->set;
     if ((int)bench + (int)teacher + (int)prompt + (int)prompts > 1)
-        return ps_error_set(err, PS_E_USAGE, "psrun",
+        return ps_error_set(err, PS_E_USAGE, "prompt",
                             "give one of a prompt, --prompts, --bench and --teacher-force");
     if (option(values, "parallel")->set && !bench && !prompts)
         return ps_error_set(err, PS_E_USAGE, "--parallel", "is for --prompts and --bench");

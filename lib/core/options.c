@@ -279,10 +279,11 @@ char *ps_options_man(const ps_command *c) {
     for (int s = 1; s < PS_STATUS_COUNT; s++) {
         int code = ps_status_exit_code((ps_status)s);
         if (code != last)
-            ps_text_printf(t, ".TP\n.B %d\n%s\n", code, ps_status_text((ps_status)s));
+            ps_text_printf(t, "%s.TP\n.B %d\n%s", last ? "\n" : "", code, ps_status_text((ps_status)s));
         else
-            ps_text_printf(t, "; %s\n", ps_status_text((ps_status)s));
+            ps_text_printf(t, "; %s", ps_status_text((ps_status)s));
         last = code;
     }
+    ps_text_printf(t, "\n");
     return ps_text_end(t, NULL);
 }

@@ -263,7 +263,7 @@ static void test_chosen(void) {
         {{.n_threads = 2, .vram_limit_bytes = 200 << 20}, NULL, 0, "at most 209715200 bytes"},
         {{.budget = "256MiB"}, "quarter", 64, "budget as asked for"},
         {{.budget = "quarter"}, "quarter", 64, "budget as asked for"},
-        {{.budget = "0.25GiB", .n_threads = 1}, NULL, 0, "has no level for 1 threads; its levels are for 2"},
+        {{.budget = "0.25GiB", .n_threads = 1}, NULL, 0, "has no level for 1 thread; its levels are for 2"},
         {{.budget = "64MiB"}, NULL, 0, "no budget '64MiB'"},
         {{.n_threads = 2, .device = "none"}, NULL, 0, "a GPU"},
     };

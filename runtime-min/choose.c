@@ -186,8 +186,8 @@ static ps_status choose_level(ps_engine *e, const ps_engine_options *o, uint64_t
         return PS_OK;
     }
     if (!budget_known)
-        return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no budget '%.24s'; its budgets are %s", budget,
-                            budgets_of(p, (char[LIST_BYTES]){0}));
+        return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no budget '%.24s'; its budgets are %s",
+                            budget, budgets_of(p, (char[LIST_BYTES]){0}));
     if (!threads_fit && o->n_threads != 0 && o->n_threads <= e->machine->n_allowed)
         return ps_error_set(err, PS_E_USAGE, o->plan_path,
                             "budget '%.24s' has no level for %u thread%s; its levels are for %s", budget,

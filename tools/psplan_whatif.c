@@ -341,7 +341,8 @@ int psplan_whatif(int argc, char **argv) {
                *from = machine ? machine : get(values, "profile")->text;
     ps_status status = parse_wish(values, &wish, &err);
     if (!status && machine && get(values, "profile")->set)
-        status = ps_error_set(&err, PS_E_USAGE, "--machine", "is another name of --profile; give one of them");
+        status =
+            ps_error_set(&err, PS_E_USAGE, "--machine", "is another name of --profile; give one of them");
     if (!status)
         status = parse_question(values, &q, &err);
     if (!status && !output && n_args == 0)

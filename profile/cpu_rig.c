@@ -23,6 +23,7 @@
 enum {
     SAMPLE_NS = 150000,
     LONG_NS = 5000000, /* such a call has warmed all it can */
+    WARM_CALLS = 16,   /* of shorter ones: results come in as many sets */
     MAX_CALLS = 1024,  /* in one sample */
     MAX_PHASES = 8,
     BARRIERS = 200, /* where others need the CPUs each may cost a time slice */
@@ -302,9 +303,11 @@ static ps_status cpu_prepare(void *rig, const ps_task *task, ps_error *err) {
     ps_pool_step_begin(r->pool);
     r->step_open = true;
     if (task->measure == PS_MEASURE_KERNEL) {
-        run_kernel(r, 1); /* warm-up: code, stacks, page tables of the outputs */
-        if (r->job_ns < LONG_NS)
-            run_kernel(r, 1);
+        run_kernel(r, 1); /* warm-up: code, stacks, what sources and results take of the caches */
+        const uint64_t warm = r->job_ns ? LONG_NS / r->job_ns : WARM_CALLS;
+        if (warm > 0)
+            run_kernel(r, warm < WARM_CALLS ? (uint32_t)warm : WARM_CALLS);
+        r->job_ns /= warm > 0 ? r->n_calls : 1;
         const uint64_t calls = r->job_ns ? SAMPLE_NS / r->job_ns : MAX_CALLS;
         r->n_calls = calls < 1 ? 1 : calls > MAX_CALLS ? MAX_CALLS : (uint32_t)calls;
     }
@@ -391,6 +394,8 @@ static ps_status cpu_sample(void *rig, ps_rig_sample *out, ps_error *err) {
 
 static void cpu_finish(void *rig) {
     ps_cpu_rig *r = rig;
+    if (r->task && r->task->measure == PS_MEASURE_KERNEL)
+        ps_operands_used(r->operands, r->call0);
     if (r->step_open)
         ps_pool_step_end(r->pool);
     r->step_open = false;

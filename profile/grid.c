@@ -60,9 +60,11 @@ static const uint32_t row_tokens[] = {1, 32, 512, 0};
 static const uint32_t end_tokens[] = {1, 512, 0};
 static const uint32_t output_tokens[] = {1, 8, 0};
 
-/* Those of `list` in the range kernel k is meant for, and its least; quick: its least, its most up to 512 and a middle
- * one where they are far apart and the list is long. Returns how many; out holds PS_GRID_TOKENS. */
-static uint32_t tokens_of(const ps_kernel_spec *k, const uint32_t *list, bool quick, uint32_t *out) {
+/* Those of `list` in the range kernel k is meant for, its least, and (ends) its most, since another kernel goes on there; quick: its
+ * least, its most up to 512 and a middle one where they are far apart and the list is long. Returns how many; out holds
+ * PS_GRID_TOKENS. */
+static uint32_t tokens_of(const ps_kernel_spec *k, const uint32_t *list, bool quick, bool ends,
+                          uint32_t *out) {
     const uint32_t lo = k->min_tokens ? k->min_tokens : 1;
     uint32_t n = 0, n_list = 0;
     while (list[n_list])
@@ -86,6 +88,8 @@ static uint32_t tokens_of(const ps_kernel_spec *k, const uint32_t *list, bool qu
     for (uint32_t i = 0; i < n_list; i++)
         if (list[i] >= lo && list[i] <= k->max_tokens && (n == 0 || list[i] != out[n - 1]))
             out[n++] = list[i];
+    if (ends && k->max_tokens < list[n_list - 1] && out[n - 1] < k->max_tokens)
+        out[n++] = k->max_tokens;
     return n;
 }
 
@@ -179,7 +183,7 @@ static void add_kernel(ps_grid *g, const ps_kernel_spec *k) {
         if (op_shapes[o].op != k->op)
             continue;
         uint32_t tokens[PS_GRID_TOKENS], threads[PS_GRID_THREADS];
-        const uint32_t n_tokens = tokens_of(k, op_shapes[o].tokens, c->quick, tokens);
+        const uint32_t n_tokens = tokens_of(k, op_shapes[o].tokens, c->quick, !c->gpu, tokens);
         const uint32_t n_threads =
             ps_grid_threads(c->n_threads, c->quick || c->n_threads > (c->gpu ? 8 : 16), threads);
         uint32_t n = c->quick ? op_shapes[o].n_quick : op_shapes[o].n;

@@ -14,13 +14,16 @@ enum {
     NORMALS = 8191,   /* prime, so that rows do not repeat */
     UNIQUE_ROWS = 16, /* activation rows after these repeat them */
     MAX_SETS = 16,
+    MAX_SELECTION_ROWS = 512, /* of experts, all sets together */
+    MAX_ID_SETS = 1 << 14,
     MAX_KVS = 1 << 16,
     WARM_KV_TOKENS = 64,
     HEAD_DIM = 128,
 };
 static const uint64_t dst_cold_bytes =
     16u << 20; /* results of all sets together: what a layer writes in between */
-static const uint64_t kv_cold_bytes = 256u << 20; /* KV of all sets together */
+static const uint64_t kv_warm_bytes = 256u << 20; /* at most, KV of all sets of long steps together */
+static const uint64_t large_page_bytes = 2u << 20;
 static const uint64_t unique_weight_bytes = 1u << 20;
 
 /* Memory that only grows. */
@@ -41,7 +44,10 @@ struct ps_operands {
     uint64_t n_fills;
     uint64_t weights_used, weights_filled,
         weights_made;               /* bytes: of this point; with content; of them unique */
-    uint64_t kv_filled, n_kv_fills; /* bytes of `kv` that hold random numbers; times that this began anew */
+    uint64_t kv_filled, n_kv_fills; /* bytes of `kv` that hold random numbers; times that they changed */
+    /* Where the calls of the points before ended, in weights and KV: what lies behind was read longest ago. */
+    uint64_t weights_at, kv_at;
+    uint64_t first_weight, first_kv; /* of call 0 */
     void (*moving)(void *ctx, uint8_t *data);
     void *moving_ctx;
     ps_kargs args; /* of call 0 */
@@ -52,6 +58,7 @@ struct ps_operands {
     uint64_t kv_v_offset;
     uint32_t kv_rows, pos0;
     uint64_t misc_stride; /* token ids */
+    uint32_t n_ids;       /* sets of them */
     ps_sampler **samplers;
     uint32_t n_samplers;
 };
@@ -77,10 +84,13 @@ static void area_free(area *a) {
     *a = (area){0};
 }
 
-/* At least `bytes`, zeroed when new. Small pages: a run reads weights through a file mapping, which has them. */
-static ps_status area_need(area *a, uint64_t bytes, ps_error *err) {
+/* At least `bytes`, zeroed when new. Small pages for weights, which a run reads through a file mapping; large ones for all
+ * else, as in the runtime's arena: which lines of a cache small ones share is another matter in every process. */
+static ps_status area_need(area *a, uint64_t bytes, bool large, ps_error *err) {
     if (bytes == 0)
         bytes = 1;
+    if (large)
+        bytes = (bytes + large_page_bytes - 1) / large_page_bytes * large_page_bytes;
     if (a->bytes >= bytes)
         return PS_OK;
     area_free(a);
@@ -89,7 +99,7 @@ static ps_status area_need(area *a, uint64_t bytes, ps_error *err) {
         return ps_error_set(err, PS_E_NOMEM, "operands", "no memory for %llu bytes",
                             (unsigned long long)bytes);
 #ifdef MADV_NOHUGEPAGE
-    madvise(p, bytes, MADV_NOHUGEPAGE); /* only advice: where it is unknown, pages are small anyway */
+    madvise(p, bytes, large ? MADV_HUGEPAGE : MADV_NOHUGEPAGE); /* only advice: not every system has both */
 #endif
     *a = (area){.data = p, .bytes = bytes};
     return PS_OK;
@@ -173,6 +183,7 @@ static ps_status make_weights(ps_operands *o, ps_dtype type, ps_error *err) {
     free(values);
     o->weights_made = o->weights_filled = bytes / chunk * chunk; /* whole chunks are whole blocks */
     o->weights_type = type;
+    o->weights_at = 0; /* written from the beginning */
     o->n_fills++;
     return PS_OK;
 }
@@ -385,7 +396,7 @@ static ps_status set_weights(ps_operands *o, const ps_kernel_spec *k, layout *l,
         o->weights_type = PS_DTYPE_NONE;
         weights_move(o);
     }
-    ps_status st = area_need(&o->weights, bytes, err);
+    ps_status st = area_need(&o->weights, bytes, false, err);
     o->weights_used = bytes;
     if (st == PS_OK)
         st = fill_weights(o, k->wtype, err);
@@ -393,14 +404,28 @@ static ps_status set_weights(ps_operands *o, const ps_kernel_spec *k, layout *l,
         return st;
     o->weight_stride = total;
     o->n_weights = bytes / total;
+    o->first_weight = (o->weights_at + total - 1) / total % o->n_weights;
     for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++)
         if (o->args.w[i].rows)
             o->args.w[i].data = o->weights.data + o->weight_offset[i];
     return PS_OK;
 }
 
+/* Sets of a mixture's sources: selections of experts differ from call to call, often enough that what they read is cold. */
+static uint32_t selections(const ps_operands *o, const ps_profile_point *p, uint64_t src_bytes) {
+    const double used = (double)p->kv_len / p->heads_kv * p->n_tokens;
+    const uint64_t read = (uint64_t)((double)o->weight_stride * (used < 1 ? used : 1)) + 1;
+    uint64_t n = o->cold_bytes / read + 1;
+    n = n < MAX_SELECTION_ROWS / p->n_tokens ? n : MAX_SELECTION_ROWS / p->n_tokens;
+    n = n < MAX_SETS ? MAX_SETS : n;
+    n = n < dst_cold_bytes / src_bytes ? n : dst_cold_bytes / src_bytes;
+    if (n > 1 && n % 2 == 0)
+        n--; /* not in step with the copies of the weights */
+    return n < 1 ? 1 : (uint32_t)n;
+}
+
 /* Sources are what the instruction before has just written: one set, warm. Results go where a whole layer has been
- * written since: sets in turn. Selections of experts differ from call to call. */
+ * written since: sets in turn. */
 static ps_status set_activations(ps_operands *o, const ps_kernel_spec *k, const ps_profile_point *p,
                                  const layout *l, ps_error *err) {
     uint64_t src_bytes = 0, dst_bytes = 0, offset[PS_OP_MAX_SRC];
@@ -421,10 +446,10 @@ static ps_status set_activations(ps_operands *o, const ps_kernel_spec *k, const 
     }
     const uint64_t fit = dst_bytes ? dst_cold_bytes / dst_bytes : 1;
     o->n_dsts = (uint32_t)(fit < 1 ? 1 : fit > MAX_SETS ? MAX_SETS : fit);
-    o->n_srcs = k->op == PS_OP_MOE_DISPATCH && src_bytes * MAX_SETS <= dst_cold_bytes ? MAX_SETS : 1;
+    o->n_srcs = k->op == PS_OP_MOE_DISPATCH ? selections(o, p, src_bytes) : 1;
     o->src_stride = src_bytes;
     o->dst_stride = dst_bytes;
-    ps_status st = area_need(&o->acts, src_bytes * o->n_srcs + dst_bytes * o->n_dsts, err);
+    ps_status st = area_need(&o->acts, src_bytes * o->n_srcs + dst_bytes * o->n_dsts, true, err);
     if (st != PS_OK)
         return st;
     for (int i = 0; i < PS_OP_MAX_SRC; i++) {
@@ -461,11 +486,10 @@ static ps_status set_kv(ps_operands *o, const ps_kernel_spec *k, const ps_profil
     const uint64_t plane = up64(rows * l->kv_row * 2);
     /* Few tokens: the whole model has been read since a layer's cache was last used. Many: what they attend to they have
      * just stored, as many caches as layers. */
-    uint64_t cold = o->cold_bytes < kv_cold_bytes ? o->cold_bytes : kv_cold_bytes;
-    uint64_t wanted = o->given ? o->given->n_layers : 32;
-    if (p->n_tokens < WARM_KV_TOKENS)
-        wanted = MAX_KVS;
-    const uint64_t fit = cold / (2 * plane);
+    const bool few = p->n_tokens < WARM_KV_TOKENS;
+    const uint64_t cold = o->cold_bytes / 2; /* weights are read in between */
+    const uint64_t room = few || cold < kv_warm_bytes ? cold : kv_warm_bytes;
+    const uint64_t wanted = few ? MAX_KVS : o->given ? o->given->n_layers : 32, fit = room / (2 * plane);
     o->n_kvs = (uint32_t)(fit < wanted ? (fit ? fit : 1) : wanted);
     o->kv_stride = 2 * plane;
     o->kv_v_offset = plane;
@@ -473,10 +497,12 @@ static ps_status set_kv(ps_operands *o, const ps_kernel_spec *k, const ps_profil
     o->pos0 = (uint32_t)(rows - p->n_tokens);
     const uint64_t bytes = o->kv_stride * o->n_kvs;
     if (o->kv.bytes < bytes)
-        o->kv_filled = 0;
-    ps_status st = area_need(&o->kv, bytes, err);
+        o->kv_filled = o->kv_at = 0;
+    /* All that any point of few tokens may want, so that it is filled once. */
+    ps_status st = area_need(&o->kv, few && bytes < room ? room : bytes, true, err);
     if (st != PS_OK)
         return st;
+    o->first_kv = few ? (o->kv_at + o->kv_stride - 1) / o->kv_stride % o->n_kvs : 0;
     /* Any cache will do, whatever its shape was: only what was never used is filled. */
     o->n_kv_fills += o->kv_filled == 0;
     uint16_t table[NORMALS];
@@ -493,12 +519,17 @@ static ps_status set_misc(ps_operands *o, const ps_kernel_spec *k, const ps_prof
                           ps_error *err) {
     const uint64_t n = p->n_tokens;
     o->misc_stride = up64(n * 4);
+    o->n_ids = MAX_SETS;
+    if (k->op == PS_OP_EMBED) { /* rows are found in the cold memory anew each time */
+        const uint64_t sets = o->cold_bytes / (l->w_rows[0] ? n * o->args.w[0].row_bytes : 1);
+        o->n_ids = sets < MAX_SETS ? MAX_SETS : sets < MAX_ID_SETS ? (uint32_t)sets : MAX_ID_SETS;
+    }
     const uint64_t factors = l->w_rows[0] && k->op == PS_OP_ROPE ? l->w_cols[0] : 0;
-    ps_status st = area_need(&o->misc, o->misc_stride * (MAX_SETS + 1) + factors * sizeof(float), err);
+    ps_status st = area_need(&o->misc, o->misc_stride * (o->n_ids + 1) + factors * sizeof(float), true, err);
     if (st != PS_OK)
         return st;
     if (factors) {
-        float *f = (float *)(void *)(o->misc.data + o->misc_stride * (MAX_SETS + 1));
+        float *f = (float *)(void *)(o->misc.data + o->misc_stride * (o->n_ids + 1));
         for (uint64_t i = 0; i < factors; i++)
             f[i] = 1 + 7 * (float)i / (float)factors; /* divisors as in Llama 3: 1 to 8 */
         o->args.w[0] = (ps_warg){.data = (const uint8_t *)f,
@@ -508,12 +539,12 @@ static ps_status set_misc(ps_operands *o, const ps_kernel_spec *k, const ps_prof
                                  .experts = 1,
                                  .row_bytes = factors * sizeof(float)};
     }
-    uint32_t *rows = (uint32_t *)(void *)(o->misc.data + o->misc_stride * MAX_SETS);
+    uint32_t *rows = (uint32_t *)(void *)(o->misc.data + o->misc_stride * o->n_ids);
     for (uint32_t i = 0; i < n; i++)
         rows[i] = i;
     o->args.positions = o->args.outputs = rows;
     if (k->op == PS_OP_EMBED)
-        for (uint32_t s = 0; s < MAX_SETS; s++) {
+        for (uint32_t s = 0; s < o->n_ids; s++) {
             int32_t *ids = (int32_t *)(void *)(o->misc.data + o->misc_stride * s);
             for (uint64_t i = 0; i < n; i++)
                 ids[i] = (int32_t)(next_u64(&o->rng) % l->w_rows[0]);
@@ -561,7 +592,7 @@ ps_status ps_operands_set(ps_operands *o, const ps_kernel *kernel, const ps_prof
         ps_scratch_bytes(&k->scratch, point->n_tokens, cols, point->n_threads, point->kv_len);
     if (scratch > UINT64_MAX / 2)
         return ps_error_set(err, PS_E_NOMEM, k->name, "scratch of %llu bytes", (unsigned long long)scratch);
-    st = area_need(&o->scratch, scratch, err);
+    st = area_need(&o->scratch, scratch, true, err);
     o->args.scratch = o->scratch.data;
     o->args.n_threads = point->n_threads;
     o->args.n_rows = k->op == PS_OP_MATMUL         ? point->rows
@@ -589,7 +620,7 @@ void ps_operands_areas(const ps_operands *o, ps_operand_area out[PS_OPERAND_AREA
 
 void ps_operands_args(const ps_operands *o, uint64_t i, ps_kargs *a, ps_seq_span *span) {
     *a = o->args;
-    const uint64_t weights = i % o->n_weights * o->weight_stride;
+    const uint64_t weights = (o->first_weight + i) % o->n_weights * o->weight_stride;
     for (int w = 0; w < PS_OP_MAX_WEIGHTS; w++)
         if (a->w[w].data)
             a->w[w].data += weights;
@@ -598,9 +629,9 @@ void ps_operands_args(const ps_operands *o, uint64_t i, ps_kargs *a, ps_seq_span
             a->src[s].data = (uint8_t *)a->src[s].data + i % o->n_srcs * o->src_stride;
     if (a->dst.data)
         a->dst.data = (uint8_t *)a->dst.data + i % o->n_dsts * o->dst_stride;
-    a->tokens = (const int32_t *)(const void *)(o->misc.data + i % MAX_SETS * o->misc_stride);
+    a->tokens = (const int32_t *)(const void *)(o->misc.data + i % o->n_ids * o->misc_stride);
     if (o->kv_stride) {
-        uint8_t *k = o->kv.data + i % o->n_kvs * o->kv_stride;
+        uint8_t *k = o->kv.data + (o->first_kv + i) % o->n_kvs * o->kv_stride;
         *span = (ps_seq_span){.n_rows = a->n_tokens,
                               .pos0 = o->pos0,
                               .kv_rows = o->kv_rows,
@@ -609,6 +640,13 @@ void ps_operands_args(const ps_operands *o, uint64_t i, ps_kargs *a, ps_seq_span
         a->spans = span;
         a->n_spans = 1;
     }
+}
+
+void ps_operands_used(ps_operands *o, uint64_t n_calls) {
+    if (o->n_weights > 0 && o->weight_stride > 0)
+        o->weights_at = (o->first_weight + n_calls) % o->n_weights * o->weight_stride;
+    if (o->n_kvs > 1 && o->args.n_tokens < WARM_KV_TOKENS)
+        o->kv_at = (o->first_kv + n_calls) % o->n_kvs * o->kv_stride;
 }
 
 /* A small shape of each operation that still has several items, blocks and heads. */
@@ -668,6 +706,7 @@ ps_status ps_operands_verify(ps_operands *o, const ps_kernel *kernel, uint32_t n
     const uint64_t cold = o->cold_bytes;
     if (o->weights.bytes == 0)
         o->cold_bytes = unique_weight_bytes;
+    o->kv_at = 0; /* what is stored is looked for in the first cache */
     ps_status st = ps_operands_set(o, kernel, &p, err);
     o->cold_bytes = cold;
     if (st != PS_OK)
@@ -691,8 +730,7 @@ ps_status ps_operands_verify(ps_operands *o, const ps_kernel *kernel, uint32_t n
         st = ps_ref_run(k->op, &a, err);
         off = difference(&got, &a.dst, p.n_tokens);
     }
-    if (o->kv_stride)
-        o->kv_filled = 0; /* it holds what was stored */
+    o->n_kv_fills += o->kv_stride != 0; /* it holds what was stored, which is as good as random */
     free(copy);
     if (st == PS_OK && !(off <= (double)kernel->tolerance))
         st = ps_error_set(err, PS_E_INTERNAL, k->name,

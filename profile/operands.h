@@ -46,6 +46,10 @@ void ps_operands_areas(const ps_operands *o, ps_operand_area out[PS_OPERAND_AREA
 /* moving(ctx, data): called before the weights' memory is given back, by whatever call does that. One watcher. */
 void ps_operands_watch(ps_operands *o, void (*moving)(void *ctx, uint8_t *data), void *ctx);
 
+/* n_calls of this point were made, from call 0 on: the next point's first weights and KV are those behind them, which were
+ * read longest ago. Without it each point begins where the one before began. */
+void ps_operands_used(ps_operands *o, uint64_t n_calls);
+
 /* Arguments of call number `i`. span: room for the sequence of that call, as long as *a is used. Any thread. */
 void ps_operands_args(const ps_operands *o, uint64_t i, ps_kargs *a, ps_seq_span *span);
 

@@ -49,7 +49,9 @@ bool ps_median_ci_ranks(uint32_t n, uint32_t *lo, uint32_t *hi);
 bool ps_series_done(const ps_series *s, const ps_stop_rule *rule, double spent_s, ps_stop *out_stop);
 
 /* Summary of the undisturbed samples, however few: what the machine does when left alone is wanted. Where
- * none is, of the lowest quarter of all, since what disturbs only ever adds. Values are times, not rates. noisy: quartiles further apart than 10% of the median, most samples disturbed, or
+ * none is, of the lowest quarter of all, since what disturbs only ever adds. Of undisturbed ones those more than 15% above their lowest
+ * tenth are left out as well: what shares a core with a guest of a host is in no counter. Values are times, not rates. noisy: quartiles
+ * further apart than 10% of the median, two thirds of the samples left out, or
  * the second half of the samples more than 3% off the first (drift). */
 ps_stat ps_series_summary(const ps_series *s, ps_stop stop);
 

@@ -17,7 +17,7 @@ static const struct {
 #undef MEASURE_ROW
 };
 
-enum { MIN_SAMPLES = 5, FEWEST_SAMPLES = 3, WARM_CALLS = 1, LIMIT_EVERY = 32 };
+enum { MIN_SAMPLES = 5, FEWEST_SAMPLES = 3, WARM_CALLS = 1, LIMIT_EVERY = 32, RECENT = 32 };
 /* Calls as long as this are sampled less in one visit, so that there is time for more visits. */
 static const double long_s = 10e-3;
 /* By when a round of visits is to be over, as a share of the time that was left at its beginning. */
@@ -49,7 +49,8 @@ typedef struct sweep {
     uint64_t start_ns, saved_ns;
     uint32_t left; /* tasks to visit in this round */
     uint32_t n_visits;
-    double *probes; /* [room_probes] of the clock, and as much room again for sorting */
+    double recent[RECENT]; /* probes of the clock, in turn */
+    double *probes; /* [room_probes] the quickest of the recent ones, and as much room again for sorting */
     uint32_t n_probes, room_probes;
     double clock_limit_s;
 } sweep;
@@ -145,7 +146,7 @@ static ps_status start(sweep *s, ps_error *err) {
         }
     }
     for (int i = 0; i < 4; i++)
-        s->prepare_s[i / 2][i % 2] = first_prepare_s[i / 2][i % 2];
+        s->prepare_s[i / 2][i % 2] = fmax(first_prepare_s[i / 2][i % 2], i % 2 ? c->fill_s : 0);
     qsort(s->items, c->n_tasks, sizeof *s->items, by_order);
     s->start_ns = s->saved_ns = c->ops->now_ns(c->rig);
     return PS_OK;
@@ -227,8 +228,12 @@ static void take_over(sweep *s) {
     }
 }
 
+/* A lowered clock lasts for seconds: no recent probe was quick. A single slow one met another guest of the host, and says nothing
+ * of the visit behind it. */
 static double probe_clock(sweep *s) {
-    const double t = s->c->ops->clock_probe(s->c->rig);
+    double t = s->recent[s->n_probes % RECENT] = s->c->ops->clock_probe(s->c->rig);
+    for (uint32_t i = 0; i < RECENT && i < s->n_probes; i++)
+        t = fmin(t, s->recent[i]);
     if (s->n_probes < s->room_probes)
         s->probes[s->n_probes++] = t;
     if (s->n_probes % LIMIT_EVERY == 1)

@@ -22,6 +22,7 @@ typedef struct ps_sweep_config {
     double limit_s;             /* for everything; no task starts that would not end within it */
     double max_task_s;          /* at most for one task */
     double save_every_s;
+    double fill_s;            /* what making new weights may take, until one has shown it; 0: little */
     const ps_profile *resume; /* points to keep, from an interrupted run; NULL if none */
     /* Each may be NULL. progress: frac 0 to 1. save: profile with complete == false. stop: true ends the sweep. */
     void (*progress)(void *ctx, double frac, const char *label);

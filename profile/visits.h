@@ -33,11 +33,12 @@ void ps_visits_add(ps_visits *visits, const ps_visit *visit);
 
 /* True when nothing is left to find out: two visits that were not starved, at a clock that was not lowered, are within PS_VISITS_AGREE of the
  * quickest. clock_limit_s: probes above it mean a lowered clock; INFINITY where no limit is known. */
-#define PS_VISITS_AGREE 0.05
+#define PS_VISITS_AGREE 0.10
+#define PS_VISITS_NEAR 0.03
 bool ps_visits_settled(const ps_visits *visits, double clock_limit_s);
 
-/* One result of all visits: those at a lowered clock are discarded where others remain; of these the quickest and all that agree
- * with it, weighted by their samples. A result of several visits is noisy unless it is settled, one of a single visit where that was
+/* One result of all visits: those at a lowered clock are discarded where others remain; of these the quickest, and where the
+ * second agrees with it that one and all within PS_VISITS_NEAR of it, each weighing the same. A result of several visits is noisy unless it is settled, one of a single visit where that was
  * noisy or its clock lowered. visits->n at least 1. */
 ps_visit ps_visits_result(const ps_visits *visits, double clock_limit_s);
 

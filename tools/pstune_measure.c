@@ -1,6 +1,7 @@
 /* pstune: measure. A run keeps what it has in FILE.partial, which the next one takes up; FILE itself is replaced once,
  * at the end. */
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,6 +75,9 @@ static const struct {
     {"model", false, true, 300, 0.6},
     {"quick-model", true, true, 48, 0.45},
 };
+
+/* Making weights for the first time, with all their pages, at worst; and what a run needs besides. */
+static const double fill_bytes_per_s = 0.5e9, least_s = 1;
 
 static volatile sig_atomic_t stop_signal;
 
@@ -321,6 +325,18 @@ static const char *cuda_home(void) {
     return access("/usr/local/cuda", F_OK) == 0 ? "/usr/local/cuda" : NULL;
 }
 
+/* A limit that weights alone would exceed is refused, since it could not be kept. */
+static ps_status allow_for_filling(ps_sweep_config *c, uint64_t cold_bytes, ps_error *err) {
+    c->fill_s = (double)cold_bytes / fill_bytes_per_s;
+    const double needed_s = ceil(least_s + c->fill_s);
+    if (c->limit_s >= needed_s)
+        return PS_OK;
+    return ps_error_set(
+        err, PS_E_USAGE, "--time",
+        "too little: %llu MiB of weights, more than caches hold, are made first; give %.0f s or more",
+        (unsigned long long)(cold_bytes >> 20), needed_s);
+}
+
 static const ps_opt_value *option(const ps_opt_value *values, const char *name) {
     return ps_options_get(&command, values, name);
 }
@@ -439,7 +455,9 @@ int ps_tune_measure(int argc, char **argv) {
     } else {
         const ps_cpu_config cc = {
             .machine = machine, .model = model, .cold_bytes = ps_cpu_cold_bytes(machine, model, quick)};
-        st = ps_cpu_rig_new(&cc, &cpu, &err);
+        st = allow_for_filling(&config, cc.cold_bytes, &err);
+        if (st == PS_OK)
+            st = ps_cpu_rig_new(&cc, &cpu, &err);
         config.ops = &ps_cpu_rig_ops;
         config.rig = cpu;
         snprintf(note, sizeof note, "%s%s%sup to %u threads, weights cycle through %llu MiB",

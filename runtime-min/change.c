@@ -66,16 +66,16 @@ static uint32_t level_for_bytes(const ps_engine *e, uint64_t bytes) {
     return best;
 }
 
-void ps_engine_leave_room(ps_engine *e, uint64_t limit_bytes) {
+ps_status ps_engine_leave_room(ps_engine *e, uint64_t limit_bytes, bool promised, ps_error *err) {
     uint64_t own, all, total;
     ps_meter how;
     if (limit_bytes == 0 || !e->has_device || ps_device_vram_used(e->run.device, &own, &how, NULL) != PS_OK ||
         (how != PS_METER_PROCESS && how != PS_METER_EMULATED) ||
         ps_device_vram_all(e->run.device, &all, &total, NULL) != PS_OK)
-        return;
+        return PS_OK;
     uint64_t others = all > own ? all - own : 0, left = limit_bytes > others ? limit_bytes - others : 0;
     if (e->level->budget_bytes <= left)
-        return;
+        return PS_OK;
     uint32_t to = level_for_bytes(e, left);
     if (to != UINT32_MAX && e->plan->levels[to].budget_bytes < e->level->budget_bytes) {
         e->level_index = to;
@@ -85,6 +85,13 @@ void ps_engine_leave_room(ps_engine *e, uint64_t limit_bytes) {
         snprintf(e->level_why, sizeof e->level_why,
                  "largest budget of those that other processes leave room for");
     }
+    return !promised || e->level->budget_bytes <= left
+               ? PS_OK
+               : ps_error_set(err, PS_E_INFEASIBLE, e->info.budget,
+                              "needs %llu bytes of VRAM and no smaller budget can be taken, but of %llu "
+                              "bytes other processes leave %llu",
+                              (unsigned long long)e->level->budget_bytes, (unsigned long long)limit_bytes,
+                              (unsigned long long)left);
 }
 
 /* Only a smaller budget is worth giving a step up; a larger one can wait for its end. */
@@ -103,23 +110,23 @@ void ps_engine_request_bytes(ps_engine *e, uint64_t bytes) {
     __atomic_store_n(&e->request, bytes, __ATOMIC_RELEASE);
 }
 
-uint64_t ps_engine_request_step(ps_engine *e, int direction) {
-    uint64_t asked = __atomic_load_n(&e->asked, __ATOMIC_RELAXED), best = UINT64_MAX, at = 0;
+uint64_t ps_engine_next_budget(const ps_engine *e, int direction) {
+    uint64_t asked = __atomic_load_n(&e->asked, __ATOMIC_RELAXED), least = UINT64_MAX, at = 0, best = 0;
     for (uint32_t i = 0; i < e->plan->n_levels; i++) { /* the budget that `asked` stands for */
         uint64_t b = e->plan->levels[i].budget_bytes;
-        if (e->reachable[i] && b <= asked && b > at)
-            at = b;
+        if (!e->reachable[i])
+            continue;
+        at = b <= asked && b > at ? b : at;
+        least = b < least ? b : least;
     }
+    at = at == 0 ? least : at;
     for (uint32_t i = 0; i < e->plan->n_levels; i++) {
         uint64_t b = e->plan->levels[i].budget_bytes;
         if (!e->reachable[i] || (direction < 0 ? b >= at : b <= at))
             continue;
-        if (best == UINT64_MAX || (direction < 0 ? b > best : b < best))
+        if (best == 0 || (direction < 0 ? b > best : b < best))
             best = b;
     }
-    if (best == UINT64_MAX)
-        return at;
-    ps_engine_request_bytes(e, best);
     return best;
 }
 
@@ -170,6 +177,7 @@ ps_status ps_engine_obey_request(ps_engine *e, ps_error *err) {
     if (request == PS_NO_REQUEST || (e->again && request >= e->level->budget_bytes))
         return PS_OK;
     uint32_t to = level_for_bytes(e, request);
+    uint64_t asked = request;
     (void)__atomic_compare_exchange_n(&e->request, &request, PS_NO_REQUEST, false, __ATOMIC_ACQ_REL,
                                       __ATOMIC_RELAXED); /* a newer one stays */
     if (to == UINT32_MAX)
@@ -179,6 +187,8 @@ ps_status ps_engine_obey_request(ps_engine *e, ps_error *err) {
         return status;
     /* Others took the VRAM first: a wish that cannot be met is no reason to end an evaluation. */
     e->stats.n_refused++;
+    (void)__atomic_compare_exchange_n(&e->asked, &asked, e->level->budget_bytes, false, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED); /* likewise */
     if (err != NULL)
         *err = (ps_error){0};
     return PS_OK;

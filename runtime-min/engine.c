@@ -84,8 +84,8 @@ static ps_status open_all(ps_engine *e, const ps_engine_options *o, ps_error *er
         ps_error_prefix(err, o->plan_path);
         return status;
     }
-    ps_engine_leave_room(e, limit);
-    if ((status = ps_engine_open_memory(e, o, err)) != PS_OK || (status = size_step_data(e, err)) != PS_OK ||
+    if ((status = ps_engine_leave_room(e, limit, o->vram_limit_bytes != 0, err)) != PS_OK ||
+        (status = ps_engine_open_memory(e, o, err)) != PS_OK || (status = size_step_data(e, err)) != PS_OK ||
         (status = ps_engine_enter_level(e, err)) != PS_OK)
         return status;
     return ps_pool_new(e->machine, e->info.n_threads, &e->pool, err);

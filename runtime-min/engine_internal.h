@@ -362,8 +362,9 @@ ps_status ps_engine_kv_plan_stage(ps_engine *engine, ps_error *err);
 /* Which levels may be entered from engine->level; each is checked. */
 ps_status ps_engine_find_reachable(ps_engine *engine, ps_error *err);
 /* Before memory is opened: of what may be entered, the largest budget that other processes leave of limit_bytes, else the
- * smallest; never a larger one than was chosen. Nothing without a limit, or where the meter cannot tell processes apart. */
-void ps_engine_leave_room(ps_engine *engine, uint64_t limit_bytes);
+ * smallest, or PS_E_INFEASIBLE where the limit is promised; never a larger one than was chosen. Nothing without a limit, or where
+ * the meter cannot tell processes apart. */
+ps_status ps_engine_leave_room(ps_engine *engine, uint64_t limit_bytes, bool promised, ps_error *err);
 ps_status ps_engine_change_level(ps_engine *engine, uint32_t level, ps_error *err);
 /* The level for a bucket of at least `tokens`, same budget; UINT32_MAX: none. */
 uint32_t ps_engine_level_for_tokens(const ps_engine *engine, uint64_t tokens);

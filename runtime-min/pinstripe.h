@@ -32,7 +32,7 @@ typedef struct ps_engine_options {
      * below, the largest that the GPU holds beside what other processes take; without a GPU the plan's budget without VRAM. */
     const char *budget;
     /* Not 0: no budget above it. Instead of one that is, or of NULL, the largest with VRAM that is not. Where other processes leave less of
-     * it, the largest that fits in what they leave, else the smallest that can be changed to. */
+     * it, the largest that fits in what they leave; PS_E_INFEASIBLE where none does. */
     uint64_t vram_limit_bytes;
     /* Tokens a session must hold. 0: budgets with a GPU begin with the plan's smallest bucket and go on to larger ones as
      * sessions grow, others take the largest. */
@@ -162,9 +162,9 @@ ps_status ps_engine_set_budget(ps_engine *engine, const char *budget, ps_error *
  * A change that fails but leaves the engine usable is counted as refused, and the evaluation goes on.
  * Any thread, and signal handlers. */
 void ps_engine_request_bytes(ps_engine *engine, uint64_t bytes);
-/* The next smaller (-1) or larger (1) budget that can be changed to, seen from the one last asked for; the same budget if
- * there is none. Returns its bytes. Any thread, and signal handlers. */
-uint64_t ps_engine_request_step(ps_engine *engine, int direction);
+/* Bytes of the next smaller (-1) or larger (1) budget that can be changed to, seen from the one last asked for; 0: there is
+ * none. Asks for nothing. Any thread, and signal handlers. */
+uint64_t ps_engine_next_budget(const ps_engine *engine, int direction);
 /* Device memory of this process as the meter has it, and of the whole device. Any thread. PS_E_UNAVAILABLE: no GPU takes part. */
 ps_status ps_engine_vram_used(const ps_engine *engine, uint64_t *out_process, uint64_t *out_device,
                               uint64_t *out_device_total, ps_error *err);

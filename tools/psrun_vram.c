@@ -34,13 +34,14 @@ struct psrun_vram {
     _Atomic uint64_t refused_at;       /* budget that the engine is in after it could not change; 0: seen */
 
     /* The thread's own. */
-    uint64_t asked;          /* budget last asked for by signal */
+    uint64_t most_bytes;     /* what SIGUSR1 made the most that the watch asks for */
+    uint64_t asked_bytes;    /* last request */
     uint64_t looks[N_LOOKS]; /* bytes left to us, the latest ones */
     uint32_t n_looks;        /* filled; 0: none yet, or from the beginning after a refusal */
     uint32_t at;             /* next one */
     bool looked;
-    uint64_t requested_bytes; /* last request of the watch, at first the budget of the load */
-    uint32_t n_short;         /* looks in a row that show more than is left */
+    uint64_t allowed_bytes; /* what the watch finds, at first the budget of the load */
+    uint32_t n_short;       /* looks in a row that show more than is left */
 
     /* The main thread's own. */
     uint32_t n_changes, n_refused;
@@ -68,28 +69,61 @@ static void say(const psrun_vram *v, const char *text) {
         fprintf(stderr, "psrun: %s\n", text);
 }
 
+/* What others leave of the total. False where it cannot be told. *out_used: by this process. */
+static bool read_left(psrun_vram *v, uint64_t *out_used, uint64_t *out_left) {
+    uint64_t before, after, all, total, unused;
+    if (!read_meter(v, &before, &all, &total) || !read_meter(v, &after, &unused, &total))
+        return false;
+    if (before != after) /* we are changing ourselves */
+        return false;
+    uint64_t others = all > before ? all - before : 0;
+    *out_used = before;
+    *out_left = v->watch_bytes > others ? v->watch_bytes - others : 0;
+    return true;
+}
+
+static void ask(psrun_vram *v, uint64_t bytes) {
+    v->asked_bytes = bytes;
+    ps_engine_request_bytes(v->r->engine, bytes);
+}
+
+/* Under a watch a signal moves within what others leave: SIGUSR1 lowers the most that is asked for, SIGUSR2 raises it again,
+ * and may take the margin that the watch itself keeps. */
 static void on_signal(psrun_vram *v, int number) {
-    uint64_t to = ps_engine_request_step(v->r->engine, number == SIGUSR1 ? -1 : 1);
-    if (to == v->asked)
-        say(v, number == SIGUSR1 ? "SIGUSR1: the plan has no smaller budget to change to"
-                                 : "SIGUSR2: the plan has no larger budget to change to");
-    v->asked = to;
+    const bool grow = number == SIGUSR2;
+    const uint64_t to = ps_engine_next_budget(v->r->engine, grow ? 1 : -1);
+    uint64_t used, left = v->looks[(v->at + N_LOOKS - 1) % N_LOOKS]; /* where it cannot be told now */
+    if (to == 0) {
+        say(v, grow ? "SIGUSR2: the plan has no larger budget to change to"
+                    : "SIGUSR1: the plan has no smaller budget to change to");
+        return;
+    }
+    if (grow && v->watch_bytes != 0) {
+        (void)read_left(v, &used, &left);
+        if (to > left) {
+            if (!v->quiet)
+                fprintf(
+                    stderr,
+                    "psrun: SIGUSR2: the next larger budget is %.1f MB, but others leave %.1f MB of VRAM\n",
+                    (double)to * 1e-6, (double)left * 1e-6);
+            return;
+        }
+        v->allowed_bytes = to > v->allowed_bytes ? to : v->allowed_bytes;
+    }
+    v->most_bytes = !grow || to > v->most_bytes ? to : v->most_bytes;
+    ask(v, to);
 }
 
 /* What others leave of the total goes down at once and up only when it has stayed there for N_LOOKS looks, and then by a
  * margin less: so a process that comes and goes does not make levels flap. */
 static void look(psrun_vram *v) {
-    uint64_t before, after, all, total, unused;
-    if (!read_meter(v, &before, &all, &total) || !read_meter(v, &after, &unused, &total))
+    uint64_t used, left;
+    if (!read_left(v, &used, &left))
         return;
-    if (before != after) /* we are changing ourselves: what others take cannot be told */
-        return;
-    uint64_t others = all > before ? all - before : 0;
-    uint64_t left = v->watch_bytes > others ? v->watch_bytes - others : 0;
     uint64_t refused_at = atomic_exchange(&v->refused_at, 0);
     if (refused_at != 0) {
         v->n_looks = 0;
-        v->requested_bytes = refused_at;
+        v->allowed_bytes = v->asked_bytes = refused_at;
     }
     do { /* the first look stands for all */
         v->looks[v->at] = left;
@@ -104,19 +138,18 @@ static void look(psrun_vram *v) {
     }
     uint64_t margin = least < v->watch_bytes ? margin_bytes : 0; /* none where nobody else is */
     uint64_t grown = v->n_looks == N_LOOKS && least > margin ? least - margin : 0;
-    uint64_t bytes = left < v->requested_bytes ? left : v->requested_bytes;
-    bytes = grown > bytes ? grown : bytes;
-    if (bytes != v->requested_bytes) {
-        v->requested_bytes = bytes;
-        ps_engine_request_bytes(v->r->engine, bytes);
-    }
-    v->n_short = before > left ? v->n_short + 1 : 0;
+    uint64_t bytes = left < v->allowed_bytes ? left : v->allowed_bytes;
+    v->allowed_bytes = bytes = grown > bytes ? grown : bytes;
+    bytes = bytes < v->most_bytes ? bytes : v->most_bytes;
+    if (bytes != v->asked_bytes)
+        ask(v, bytes);
+    v->n_short = used > left ? v->n_short + 1 : 0;
     if (v->n_short == N_LOOKS && !v->quiet)
         fprintf(
             stderr,
             "psrun: warning: %.1f MB of VRAM in use, but others leave %.1f MB and the plan has no smaller "
             "budget\n",
-            (double)before * 1e-6, (double)left * 1e-6);
+            (double)used * 1e-6, (double)left * 1e-6);
 }
 
 static void *watch(void *arg) {
@@ -186,7 +219,8 @@ ps_status psrun_vram_start(psrun *r, ps_error *err) {
     v->watch_bytes = watch_bytes;
     v->has_meter = has_meter;
     v->quiet = psrun_option(r, "quiet")->set;
-    v->asked = v->requested_bytes = info->budget_bytes;
+    v->asked_bytes = v->allowed_bytes = info->budget_bytes;
+    v->most_bytes = UINT64_MAX;
     note_budget(v, info);
     raise_to(&v->peak, stats.vram_peak_bytes);
     int bad = pthread_create(&v->thread, NULL, watch, v);

@@ -149,8 +149,12 @@ static void by_request(ps_engine *e, uint32_t i) {
 }
 
 static void by_step(ps_engine *e, uint32_t i) {
-    uint64_t b = ps_engine_request_step(e, i % 7 < 3 ? 1 : -1);
-    CHECK(b == 128 << 20 || b == 160 << 20 || b == 512 << 20, "%llu", (unsigned long long)b);
+    const int direction = i % 7 < 3 ? 1 : -1;
+    uint64_t b = ps_engine_next_budget(e, direction);
+    CHECK(b == 160 << 20 || (direction > 0 ? b == 512 << 20 || b == 0 : b == 128 << 20 || b == 0), "%llu",
+          (unsigned long long)b);
+    if (b != 0)
+        ps_engine_request_bytes(e, b);
 }
 
 typedef struct pest {

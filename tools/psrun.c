@@ -208,14 +208,14 @@ const char *psrun_predictions_of(const ps_engine_info *info) {
                                    : "this machine";
 }
 
-static void report(const psrun *r, const generation *g, char *answer) {
+static void report(const psrun *r, const generation *g, const char *answer, uint64_t n_answer) {
     uint64_t steps = g->n_generated > 0 ? g->n_generated - (strcmp(g->stop, "end") != 0) : 0;
     ps_engine_stats stats;
     ps_engine_get_stats(r->engine, &stats);
     if (psrun_option(r, "json")->set) {
         ps_json *j = ps_json_new(2);
         ps_json_object(j, NULL);
-        ps_json_str(j, "text", answer);
+        ps_json_strn(j, "text", answer, n_answer);
         ps_json_str(j, "stop", g->stop);
         ps_json_u64(j, "prompt_tokens", g->n_prompt);
         ps_json_u64(j, "generated_tokens", g->n_generated);
@@ -269,7 +269,7 @@ static void warn_spilled(const psrun *r, const generation *g) {
 
 static ps_status answer_prompt(const psrun *r, ps_error *err) {
     char *text = NULL, *answer = NULL;
-    uint64_t len;
+    uint64_t len, n_answer = 0;
     ps_session *session = NULL;
     ps_status status = read_prompt(r, &text, &len, err);
     if (status != PS_OK)
@@ -287,9 +287,9 @@ static ps_status answer_prompt(const psrun *r, ps_error *err) {
     if (status == PS_OK)
         status = generate(r, session, ids, collected, &g, err);
     if (status == PS_OK) {
-        answer = ps_text_end(collected, NULL);
+        answer = ps_text_end(collected, &n_answer);
         collected = NULL;
-        report(r, &g, answer != NULL ? answer : "");
+        report(r, &g, answer != NULL ? answer : "", answer != NULL ? n_answer : 0);
         warn_spilled(r, &g);
     }
 done:

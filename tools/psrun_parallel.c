@@ -19,7 +19,9 @@ typedef struct request {
     uint32_t line;
     uint64_t n_prompt, n_generated;
     ps_text *collected; /* while it runs */
+    int32_t *prompt;    /* [n_prompt], until it is evaluated */
     char *answer;       /* once it has ended, from malloc */
+    uint64_t n_answer;  /* bytes of it: any may be NUL */
     const char *stop;
 } request;
 
@@ -27,7 +29,6 @@ typedef struct request {
 typedef struct lane {
     request *of; /* NULL: free */
     ps_session *session;
-    int32_t *prompt; /* NULL once evaluated */
     int32_t token, sampled;
 } lane;
 
@@ -62,14 +63,9 @@ static ps_status split_lines(char *data, uint64_t size, batch *b, const char *pa
     return b->n_requests != 0 ? PS_OK : ps_error_set(err, PS_E_DATA, path, "holds no prompt");
 }
 
-static ps_status start(batch *b, lane *l, ps_error *err) {
-    request *q = &b->requests[b->n_started];
-    ps_sampler_params sampling = psrun_sampling(b->r);
-    sampling.seed += b->n_started++; /* each sequence draws for itself, the same in any company */
-    l->of = q;
-    q->collected = ps_text_new();
-    q->stop = "length";
-    ps_status status = psrun_encode(b->r, q->text, q->len, &l->prompt, &q->n_prompt, err);
+/* A line's token ids, or why it cannot be answered. */
+static ps_status encode(const batch *b, request *q, ps_error *err) {
+    ps_status status = psrun_encode(b->r, q->text, q->len, &q->prompt, &q->n_prompt, err);
     uint64_t most = ps_engine_get_info(b->r->engine)->context;
     if (status == PS_OK && q->n_prompt > most)
         status = ps_error_set(err, PS_E_USAGE, "prompt",
@@ -80,12 +76,30 @@ static ps_status start(batch *b, lane *l, ps_error *err) {
         ps_error_prefix(err, line);
         ps_error_prefix(err, psrun_option(b->r, "prompts")->text);
     }
-    return status == PS_OK ? ps_session_new(b->r->engine, &sampling, &l->session, err) : status;
+    return status;
+}
+
+/* All of them, so that a line that cannot be answered is refused before time goes into the others. */
+static ps_status encode_lines(const batch *b, ps_error *err) {
+    ps_status status = PS_OK;
+    for (uint32_t i = 0; i < b->n_requests && status == PS_OK; i++)
+        status = encode(b, &b->requests[i], err);
+    return status;
+}
+
+static ps_status start(batch *b, lane *l, ps_error *err) {
+    request *q = &b->requests[b->n_started];
+    ps_sampler_params sampling = psrun_sampling(b->r);
+    sampling.seed += b->n_started++; /* each sequence draws for itself, the same in any company */
+    l->of = q;
+    q->collected = ps_text_new();
+    q->stop = "length";
+    return ps_session_new(b->r->engine, &sampling, &l->session, err);
 }
 
 static ps_status finish(lane *l, ps_error *err) {
     request *q = l->of;
-    q->answer = ps_text_end(q->collected, NULL);
+    q->answer = ps_text_end(q->collected, &q->n_answer);
     q->collected = NULL;
     ps_session_free(l->session);
     *l = (lane){0};
@@ -123,8 +137,8 @@ static ps_status step(batch *b, ps_error *err) {
             continue;
         l->token = l->sampled;
         b->items[n++] = (ps_eval_item){.session = l->session,
-                                       .tokens = l->prompt != NULL ? l->prompt : &l->token,
-                                       .n_tokens = l->prompt != NULL ? (uint32_t)l->of->n_prompt : 1,
+                                       .tokens = l->of->prompt != NULL ? l->of->prompt : &l->token,
+                                       .n_tokens = l->of->prompt != NULL ? (uint32_t)l->of->n_prompt : 1,
                                        .sampled = &l->sampled};
     }
     ps_status status = psrun_eval(b->r, b->items, n, err);
@@ -132,8 +146,8 @@ static ps_status step(batch *b, ps_error *err) {
         lane *l = &b->lanes[i];
         if (l->of == NULL)
             continue;
-        free(l->prompt);
-        l->prompt = NULL;
+        free(l->of->prompt);
+        l->of->prompt = NULL;
         if (!take_token(b, l))
             status = finish(l, err);
     }
@@ -144,8 +158,11 @@ static ps_status step(batch *b, ps_error *err) {
 static ps_status show_ready(batch *b, ps_error *err) {
     for (; b->n_shown < b->n_requests && b->requests[b->n_shown].answer != NULL; b->n_shown++) {
         request *q = &b->requests[b->n_shown];
-        if (!psrun_option(b->r, "json")->set)
-            printf("[%u] %s\n", b->n_shown + 1, q->answer);
+        if (psrun_option(b->r, "json")->set)
+            continue;
+        printf("[%u] ", q->line);
+        fwrite(q->answer, 1, q->n_answer, stdout);
+        putchar('\n');
     }
     return fflush(stdout) == 0 && !ferror(stdout)
                ? PS_OK
@@ -175,7 +192,8 @@ static void report(const batch *b, double seconds) {
     for (uint32_t i = 0; i < b->n_requests; i++) {
         const request *q = &b->requests[i];
         ps_json_object(j, NULL);
-        ps_json_str(j, "text", q->answer);
+        ps_json_u64(j, "line", q->line);
+        ps_json_strn(j, "text", q->answer, q->n_answer);
         ps_json_str(j, "stop", q->stop);
         ps_json_u64(j, "prompt_tokens", q->n_prompt);
         ps_json_u64(j, "generated_tokens", q->n_generated);
@@ -200,6 +218,8 @@ ps_status psrun_parallel(const psrun *r, ps_error *err) {
     b.items = calloc(b.n_lanes, sizeof *b.items);
     if (status == PS_OK && (b.lanes == NULL || b.items == NULL))
         status = ps_error_set(err, PS_E_NOMEM, path, "no memory for %u sequences", b.n_lanes);
+    if (status == PS_OK)
+        status = encode_lines(&b, err);
     while (status == PS_OK && b.n_shown < b.n_requests) {
         status = step(&b, err);
         if (status == PS_OK)
@@ -207,12 +227,11 @@ ps_status psrun_parallel(const psrun *r, ps_error *err) {
     }
     if (status == PS_OK)
         report(&b, (double)(ps_clock_ns() - start_ns) * 1e-9);
-    for (uint32_t i = 0; b.lanes != NULL && i < b.n_lanes; i++) {
-        free(b.lanes[i].prompt);
+    for (uint32_t i = 0; b.lanes != NULL && i < b.n_lanes; i++)
         ps_session_free(b.lanes[i].session);
-    }
     for (uint32_t i = 0; b.requests != NULL && i < b.n_requests; i++) {
         free(ps_text_end(b.requests[i].collected, NULL));
+        free(b.requests[i].prompt);
         free(b.requests[i].answer);
     }
     free(b.requests);

@@ -16,17 +16,18 @@ run=("$bin/psrun" --quiet --raw --plan "$p" -n 9)
 lines=('Hello there' 'One' 'Two words' 'A longer line of text than the others here' 'Last')
 printf '%s\n' "${lines[@]:0:2}" '' "${lines[@]:2}" >"$dir/prompts"
 
+numbers=(1 2 4 5 6) # of the file's lines; an empty one has no answer
 for i in "${!lines[@]}"; do
-  printf '[%d] %s\n' $((i + 1)) "$("${run[@]}" -m "${lines[$i]}" "$m")"
+  printf '[%d] %s\n' "${numbers[$i]}" "$("${run[@]}" -m "${lines[$i]}" "$m")"
 done >"$dir/alone"
 "${run[@]}" --prompts "$dir/prompts" "$m" >"$dir/one" || fail "--prompts"
 cmp -s "$dir/alone" "$dir/one" || fail "one at a time differs from runs by themselves: $(diff "$dir/alone" "$dir/one" | head -3)"
 "${run[@]}" --prompts "$dir/prompts" --parallel 3 "$m" >"$dir/a" || fail "--parallel 3"
 "${run[@]}" --prompts "$dir/prompts" --parallel 3 "$m" >"$dir/b" || fail "--parallel 3 again"
 cmp -s "$dir/a" "$dir/b" || fail "--parallel 3 differs from run to run"
-[ "$(grep -c '^\[[1-5]\] ' "$dir/a")" -eq 5 ] || fail "not five answers: $(cat "$dir/a")"
+[ "$(grep -c '^\[[12456]\] ' "$dir/a")" -eq 5 ] || fail "not five answers: $(cat "$dir/a")"
 "${run[@]}" --prompts "$dir/prompts" --parallel 3 --json "$m" |
-  python3 -c 'import json,sys; d=json.load(sys.stdin); a=d["answers"]; assert len(a)==5 and d["generated_tokens"]==sum(x["generated_tokens"] for x in a)>0, d' || fail "--json"
+  python3 -c 'import json,sys; d=json.load(sys.stdin); a=d["answers"]; assert [x["line"] for x in a]==[1,2,4,5,6] and d["generated_tokens"]==sum(x["generated_tokens"] for x in a)>0, d' || fail "--json"
 "${run[@]}" --bench --parallel 3 --bench-prompt 20 --bench-decode 4 --repeat 2 --json "$m" |
   python3 -c 'import json,sys; d=json.load(sys.stdin); assert d["prefill"]["tokens"]==60 and d["decode"]["tokens"]==12, d' || fail "--bench --parallel"
 
@@ -45,7 +46,24 @@ expect 66 'nowhere' "${run[@]}" --prompts "$dir/nowhere" "$m"
 : >"$dir/empty"
 expect 65 'holds no prompt' "${run[@]}" --prompts "$dir/empty" "$m"
 { printf 'One\n\n'; for ((i = 0; i < 300; i++)); do printf 'word '; done; echo; } >"$dir/long"
-expect 64 'long: line 3: prompt: ' "${run[@]}" --prompts "$dir/long" "$m"
+for options in '' '--parallel 3' --json; do
+  expect 64 'long: line 3: prompt: ' "${run[@]}" $options --prompts "$dir/long" "$m"
+  [ -s "$dir/out" ] && fail "answers before a line is refused: $(cat "$dir/out")"
+done
+
+# Every byte of an answer comes out, NUL too: by itself, of several, and as JSON.
+printf 'hi\n' >"$dir/hi"
+hot=("$bin/psrun" --quiet --raw --plan "$p" -n 200 --temperature 100 --seed 1)
+python3 - "$dir" "${hot[@]}" -- "$m" <<'P' || fail "an answer is cut at a NUL"
+import json, subprocess, sys
+dir, *hot, _, m = sys.argv[1:]
+run = lambda *more: subprocess.run([*hot, *more, m], check=True, stdout=subprocess.PIPE).stdout
+alone = run("-m", "hi")
+assert b"\0" in alone[:-1], "no NUL in this answer: take another seed"
+assert run("--prompts", f"{dir}/hi") == b"[1] " + alone
+for text in (json.loads(run("-m", "hi", "--json"))["text"], json.loads(run("--prompts", f"{dir}/hi", "--json"))["answers"][0]["text"]):
+    assert text.count("\0") == alone.count(b"\0"), text
+P
 
 # In conversations too a prompt is its own line alone.
 chat=${PS_MODELS:-}/SmolLM2-135M-Instruct.Q4_1.gguf

@@ -27,7 +27,7 @@ static const ps_option options[] = {
     {"top-k", 0, PS_OPT_U64, "N", "0", 0, 1e9, "Keep the N likeliest tokens; 0 keeps all."},
     {"top-p", 0, PS_OPT_F64, "X", "1", 0, 1, "Keep the likeliest tokens that make up this probability."},
     {"min-p", 0, PS_OPT_F64, "X", "0", 0, 1, "Drop tokens below this fraction of the likeliest one's."},
-    {"seed", 0, PS_OPT_U64, "N", "1", 0, 1.8e19, "Seed of the sampler: same seed, same tokens."},
+    {"seed", 0, PS_OPT_U64, "N", "1", 0, 0, "Seed of the sampler: same seed, same tokens."},
     {"budget", 'b', PS_OPT_TEXT, "NAME", NULL, 0, 0,
      "Budget of the plan, by name or size; default the largest that the GPU holds."},
     {"context", 'c', PS_OPT_SIZE, "TOKENS", NULL, 1, 1e9, "Tokens to hold; default the plan's largest."},
@@ -103,6 +103,22 @@ static ps_status read_prompt(const psrun *r, char **out, uint64_t *out_len, ps_e
     }
     *out = ps_text_end(t, out_len);
     return *out != NULL ? PS_OK : ps_error_set(err, PS_E_NOMEM, "prompt", "no memory");
+}
+
+/* What the mode works on, as far as it can be judged without a model: nobody waits for one to hear of a wrong file. */
+static ps_status read_input(psrun *r, ps_error *err) {
+    const char *prompts = psrun_option(r, "prompts")->text, *ids = psrun_option(r, "teacher-force")->text;
+    if (psrun_option(r, "bench")->set)
+        return PS_OK;
+    if (prompts != NULL)
+        return ps_file_read(prompts, PSRUN_PROMPT_MAX_BYTES, &r->input, &r->input_bytes, err);
+    if (ids == NULL)
+        return read_prompt(r, &r->input, &r->input_bytes, err);
+    ps_status status = ps_file_read(ids, PSRUN_IDS_MAX_BYTES, &r->input, &r->input_bytes, err);
+    if (status == PS_OK && (r->input_bytes == 0 || r->input_bytes % sizeof(int32_t) != 0))
+        status = ps_error_set(err, PS_E_DATA, ids, "%" PRIu64 " bytes are not a list of int32 token ids",
+                              r->input_bytes);
+    return status;
 }
 
 ps_status psrun_encode(const psrun *r, const char *text, uint64_t len, int32_t **out, uint64_t *out_n,
@@ -268,16 +284,13 @@ static void warn_spilled(const psrun *r, const generation *g) {
 }
 
 static ps_status answer_prompt(const psrun *r, ps_error *err) {
-    char *text = NULL, *answer = NULL;
-    uint64_t len, n_answer = 0;
+    char *answer = NULL;
+    uint64_t n_answer = 0;
     ps_session *session = NULL;
-    ps_status status = read_prompt(r, &text, &len, err);
-    if (status != PS_OK)
-        return status;
     int32_t *ids = NULL;
     ps_text *collected = psrun_option(r, "json")->set ? ps_text_new() : NULL;
     generation g = {0};
-    status = psrun_encode(r, text, len, &ids, &g.n_prompt, err);
+    ps_status status = psrun_encode(r, r->input, r->input_bytes, &ids, &g.n_prompt, err);
     if (status == PS_OK && g.n_prompt == 0)
         status = ps_error_set(err, PS_E_USAGE, "prompt", "is empty");
     if (status != PS_OK)
@@ -297,7 +310,6 @@ done:
     free(answer);
     ps_session_free(session);
     free(ids);
-    free(text);
     return status;
 }
 
@@ -358,6 +370,14 @@ static ps_status check_options(const ps_opt_value *values, const char *model, co
                             "give one of a prompt, --prompts, --bench and --teacher-force");
     if (option(values, "parallel")->set && !bench && !prompts)
         return ps_error_set(err, PS_E_USAGE, "--parallel", "is for --prompts and --bench");
+    if (teacher && !option(values, "logits-out")->set)
+        return ps_error_set(err, PS_E_USAGE, "--teacher-force", "needs --logits-out");
+    if (!teacher && option(values, "logits-out")->set)
+        return ps_error_set(err, PS_E_USAGE, "--logits-out", "is for --teacher-force");
+    if (option(values, "raw")->set && option(values, "system")->set)
+        return ps_error_set(err, PS_E_USAGE, "--system", "is for a conversation, which --raw is not");
+    if (!(option(values, "top-p")->f64 > 0))
+        return ps_error_set(err, PS_E_USAGE, "--top-p", "must be above 0 and at most 1");
     const char *outputs[] = {option(values, "trace")->text,
                              teacher ? option(values, "logits-out")->text : NULL};
     const char *inputs[] = {model, plan, option(values, "prompt-file")->text, option(values, "prompts")->text,
@@ -370,7 +390,10 @@ static ps_status check_options(const ps_opt_value *values, const char *model, co
     if (outputs[0] != NULL && outputs[1] != NULL &&
         (strcmp(outputs[0], outputs[1]) == 0 || ps_file_is_same(outputs[0], outputs[1])))
         return ps_error_set(err, PS_E_USAGE, "--trace", "'%s' is where the logits go", outputs[0]);
-    return outputs[0] != NULL ? ps_file_check_output(outputs[0], err) : PS_OK;
+    ps_status status = outputs[0] != NULL ? ps_file_check_output(outputs[0], err) : PS_OK;
+    return status == PS_OK && outputs[1] != NULL && strcmp(outputs[1], "-") != 0
+               ? ps_file_check_output(outputs[1], err)
+               : status;
 }
 
 static ps_status run(const ps_opt_value *values, const char *model, ps_error *err) {
@@ -401,6 +424,9 @@ static ps_status run(const ps_opt_value *values, const char *model, ps_error *er
         o.emulated_others_ctx = (void *)(uintptr_t)others;
     }
     ps_status status = check_options(values, model, plan_path, err);
+    if (status != PS_OK)
+        goto done;
+    status = read_input(&r, err);
     if (status != PS_OK)
         goto done;
     psrun_vram_block_signals();
@@ -436,6 +462,7 @@ static ps_status run(const ps_opt_value *values, const char *model, ps_error *er
 done:
     psrun_vram_free(&r);
     ps_engine_close(r.engine);
+    free(r.input);
     free(plan);
     return status;
 }

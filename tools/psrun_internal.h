@@ -13,13 +13,16 @@ typedef struct psrun {
     const ps_opt_value *values;
     ps_engine *engine;
     psrun_vram *vram;
+    char *
+        input; /* prompt, lines of prompts or token ids, read before the engine is opened; a NUL follows. NULL: --bench */
+    uint64_t input_bytes;
 } psrun;
 
 static inline const ps_opt_value *psrun_option(const psrun *r, const char *name) {
     return ps_options_get(r->command, r->values, name);
 }
 
-enum { PSRUN_PROMPT_MAX_BYTES = 64 << 20 };
+enum { PSRUN_PROMPT_MAX_BYTES = 64 << 20, PSRUN_IDS_MAX_BYTES = 1 << 30 };
 
 /* Prompt to token ids, from malloc: a conversation by the model's template, or the text as it is. */
 ps_status psrun_encode(const psrun *r, const char *text, uint64_t len, int32_t **out, uint64_t *out_n,

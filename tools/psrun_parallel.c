@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "core/clock.h"
-#include "core/file.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "psrun_internal.h"
@@ -209,11 +208,8 @@ static void report(const batch *b, double seconds) {
 ps_status psrun_parallel(const psrun *r, ps_error *err) {
     const char *path = psrun_option(r, "prompts")->text;
     batch b = {.r = r, .n_lanes = (uint32_t)psrun_option(r, "parallel")->u64};
-    char *data = NULL;
-    uint64_t size, start_ns = ps_clock_ns();
-    ps_status status = ps_file_read(path, PSRUN_PROMPT_MAX_BYTES, &data, &size, err);
-    if (status == PS_OK)
-        status = split_lines(data, size, &b, path, err);
+    uint64_t start_ns = ps_clock_ns();
+    ps_status status = split_lines(r->input, r->input_bytes, &b, path, err);
     b.lanes = calloc(b.n_lanes, sizeof *b.lanes);
     b.items = calloc(b.n_lanes, sizeof *b.items);
     if (status == PS_OK && (b.lanes == NULL || b.items == NULL))
@@ -237,6 +233,5 @@ ps_status psrun_parallel(const psrun *r, ps_error *err) {
     free(b.requests);
     free(b.lanes);
     free(b.items);
-    free(data);
     return status;
 }

@@ -81,25 +81,16 @@ ps_status psrun_teacher(const psrun *r, ps_error *err) {
     uint64_t window = psrun_option(r, "window")->u64;
     if (!psrun_option(r, "window")->set && window > info->context)
         window = info->context;
-    if (out_path == NULL)
-        return ps_error_set(err, PS_E_USAGE, "--teacher-force", "needs --logits-out");
     if (window > info->context)
         return ps_error_set(err, PS_E_USAGE, "--window", "%" PRIu64 " is more than the context of %" PRIu64,
                             window, info->context);
-    char *data = NULL;
-    uint64_t size;
+    const char *data = r->input;
+    const uint64_t size = r->input_bytes;
     float *logits = NULL;
     FILE *out = NULL;
     char *target = NULL, *partial = NULL;
     ps_session *session = NULL;
-    ps_status status = ps_file_read(in_path, 1u << 30, &data, &size, err);
-    if (status != PS_OK)
-        return status;
-    if (size == 0 || size % sizeof(int32_t) != 0) {
-        status = ps_error_set(err, PS_E_DATA, in_path, "%" PRIu64 " bytes are not a list of int32 token ids",
-                              size);
-        goto done;
-    }
+    ps_status status = PS_OK;
     for (uint64_t i = 0; i < size / sizeof(int32_t); i++) {
         int32_t id;
         memcpy(&id, data + i * sizeof id, sizeof id);
@@ -136,6 +127,5 @@ done:
     free(target);
     ps_session_free(session);
     free(logits);
-    free(data);
     return status;
 }

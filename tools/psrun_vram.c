@@ -212,7 +212,7 @@ ps_status psrun_vram_start(psrun *r, ps_error *err) {
     }
     psrun_vram *v = r->vram = calloc(1, sizeof *v);
     if (v == NULL)
-        return ps_error_set(err, PS_E_NOMEM, "psrun", "no memory");
+        return ps_error_set(err, PS_E_NOMEM, "meter", "no memory");
     ps_engine_stats stats;
     ps_engine_get_stats(r->engine, &stats);
     v->r = r;
@@ -225,7 +225,7 @@ ps_status psrun_vram_start(psrun *r, ps_error *err) {
     raise_to(&v->peak, stats.vram_peak_bytes);
     int bad = pthread_create(&v->thread, NULL, watch, v);
     if (bad != 0)
-        return ps_error_errno(err, PS_E_OS, "psrun", bad, "cannot start the meter's thread");
+        return ps_error_errno(err, PS_E_OS, "meter", bad, "cannot start its thread");
     v->started = true;
     return PS_OK;
 }

@@ -85,6 +85,19 @@ head -c 3001 "$m" >"$dir/odd"
 expect 65 "int32" "${run[@]}" --teacher-force "$dir/odd" --logits-out "$dir/l" "$m"
 expect 73 "$dir/none/t.json" "${run[@]}" -m 'Hi' -n 3 --trace "$dir/none/t.json" "$m"
 [ ! -s "$dir/out" ] || fail "a trace to a missing folder is refused only after the answer"
+# What is wrong whatever the model is: said before one is opened, here one that is not there.
+none=("$bin/psrun" --quiet --plan "$p")
+mkfifo "$dir/pipe"
+expect 64 "--teacher-force: needs --logits-out" "${none[@]}" --teacher-force "$dir/ids" "$dir/no.gguf"
+expect 64 "--logits-out: is for --teacher-force" "${none[@]}" --raw -m x --logits-out "$dir/l" "$dir/no.gguf"
+expect 64 "--system: is for a conversation" "${none[@]}" --raw --system x -m x "$dir/no.gguf"
+expect 64 "--top-p: must be above 0" "${none[@]}" --top-p 0 -m x "$dir/no.gguf"
+expect 65 "int32" "${none[@]}" --teacher-force "$dir/odd" --logits-out "$dir/l" "$dir/no.gguf"
+expect 73 "/dev/full" "${none[@]}" --teacher-force "$dir/ids" --logits-out /dev/full "$dir/no.gguf"
+for option in --prompt-file --prompts "--logits-out $dir/l --teacher-force"; do # two words in the last
+  expect 66 "$dir/pipe: is not a regular file" "${none[@]}" $option "$dir/pipe" "$dir/no.gguf"
+done
+"${run[@]}" -m x -n 1 --seed 18446744073709551615 "$m" >/dev/null || fail "the largest seed"
 "$bin/psrun" --help | grep -q -- --teacher-force || fail "--help"
 "$bin/psrun" --version | grep -q '^psrun [0-9]' || fail "--version"
 if [ -w /dev/full ]; then

@@ -78,6 +78,18 @@ void ps_html_time(ps_text *t, double s) {
     unit(t, s * 1e9, units, 4);
 }
 
+void ps_html_ratio(ps_text *t, double a, double b) {
+    double v = b > 0 ? a / b : 0;
+    if (!(b > 0))
+        ps_text_printf(t, "-");
+    else if (v > 0 && v < 0.01)
+        ps_text_printf(t, "&lt;0.01");
+    else if (v >= 999.5)
+        ps_text_printf(t, "&gt;1000");
+    else
+        ps_text_printf(t, "%.3g", v);
+}
+
 typedef struct report {
     const ps_plan *plan;
     const ps_trace *trace;
@@ -92,7 +104,9 @@ static const char style[] =
     "h1{font-size:22px}h2{font-size:17px;margin-top:28px}table{border-collapse:collapse;margin:10px 0}"
     "td,th{padding:2px 12px 2px "
     "0;text-align:right;white-space:nowrap}td:first-child,th:first-child,td.l,th.l{text-align:left}"
-    "th{font-weight:600;border-bottom:1px solid #999}svg{display:block;max-width:100%;height:auto;margin:8px "
+    "th{font-weight:600;border-bottom:1px solid "
+    "#999}table{display:block;max-width:100%;overflow-x:auto}svg{display:block;max-width:100%;height:auto;"
+    "margin:8px "
     "0}"
     "svg text{font-size:11px;fill:#444}svg text.w{fill:#fff}svg "
     "text.e{text-anchor:end}.a{stroke:#ddd;fill:none}"
@@ -105,11 +119,24 @@ static const char *const placement_colours[PS_PLACE_COUNT] = {[PS_PLACE_VRAM] = 
                                                               [PS_PLACE_HOST] = "#999",
                                                               [PS_PLACE_SPLIT] = "#74c"};
 
+/* The machine that the plan was made for, as far as the plan tells. */
+static void machine(const ps_plan *p, bool gpu, ps_text *t) {
+    const char *names[] = {p->facts.cpu_model, gpu ? p->facts.gpu_name : ""};
+    for (int i = 0; i < 2; i++)
+        if (names[i][0]) {
+            ps_text_printf(t, "%s<bdi>", i && names[0][0] ? ", " : "");
+            ps_html_text(t, names[i]);
+            ps_text_printf(t, "</bdi>");
+        }
+    ps_text_printf(t, names[0][0] || names[1][0] ? "." : "");
+}
+
 static void header(const report *r, ps_text *t) {
     const ps_plan *p = r->plan;
     const ps_level *l = r->level;
     char hex[PS_HASH_HEX];
     ps_text_printf(t, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+                      "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
                       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
                       "'unsafe-inline'\">"
                       "<title>");
@@ -130,8 +157,10 @@ static void header(const report *r, ps_text *t) {
                    (unsigned long long)l->bucket_tokens, l->n_seqs, l->n_seqs == 1 ? "" : "s", l->n_threads,
                    l->n_threads == 1 ? "" : "s");
     ps_html_bytes(t, l->peak_host_bytes);
-    ps_text_printf(t, ".%s</p>\n<p class=\"n\">plan of ",
-                   p->synthetic_profile ? " The machine profile was not measured." : "");
+    ps_text_printf(t, ".</p>\n<p>");
+    machine(p, l->budget_bytes != 0, t);
+    ps_text_printf(t, "%s</p>\n<p class=\"n\">plan of ",
+                   p->synthetic_profile ? " The machine profile is synthetic: its times are made up." : "");
     ps_html_text(t, p->tool);
     ps_text_printf(t, ", ");
     ps_html_text(t, p->created);
@@ -170,9 +199,11 @@ static void levels_table(const report *r, ps_text *t) {
     uint32_t n = p->n_levels < MAX_LEVELS ? p->n_levels : MAX_LEVELS;
     if (p->n_levels == 1)
         return;
+    bool gpu = p->levels[p->n_levels - 1].budget_bytes != 0; /* ascending */
     ps_text_printf(t,
-                   "<h2>Levels of the plan</h2>\n<table><tr><th>budget<th>context<th>sequences<th>threads<th>"
-                   "VRAM<th>weights there<th>decode, tokens/s<th>longest step<th>tokens/s</tr>\n");
+                   "<h2>Levels of the plan</h2>\n<table><tr><th>budget<th>context<th>sequences<th>threads%s"
+                   "<th>decode, tokens/s<th>longest step<th>tokens/s</tr>\n",
+                   gpu ? "<th>VRAM<th>weights there" : "");
     for (uint32_t i = 0; i < n; i++) {
         const ps_level *l = &p->levels[i];
         const ps_tier *one = &l->tiers[decode_tier(l)], *last = &l->tiers[l->n_tiers - 1];
@@ -184,10 +215,12 @@ static void levels_table(const report *r, ps_text *t) {
         ps_html_text(t, l->budget);
         ps_text_printf(t, "<td>%llu<td>%u<td>%u<td>", (unsigned long long)l->bucket_tokens, l->n_seqs,
                        l->n_threads);
-        ps_html_bytes(t, vram);
-        ps_text_printf(t, "<td>");
-        ps_html_bytes(t, l->vram_weight_bytes);
-        ps_text_printf(t, "<td>");
+        if (gpu) {
+            ps_html_bytes(t, vram);
+            ps_text_printf(t, "<td>");
+            ps_html_bytes(t, l->vram_weight_bytes);
+            ps_text_printf(t, "<td>");
+        }
         put_rate(t,
                  tokens_per_s(one->max_tokens < l->n_seqs ? one->max_tokens : l->n_seqs, one->step_full_s));
         ps_text_printf(t, "<td>%u<td>", last->max_tokens);
@@ -228,7 +261,7 @@ static ps_status tier_table(const report *r, ps_text *t, ps_error *err) {
     ps_text_printf(
         t,
         "<h2>Steps</h2>\n<table><tr><th>tokens<th>step, empty<th>step, full<th>tokens/s, full<th>raw "
-        "bound<th>share<th>reachable<th>share%s</tr>\n",
+        "bound<th>%% raw<th>reachable bound<th>%% reachable%s</tr>\n",
         measured ? "<th>steps traced<th>median<th>its prediction<th>predicted / measured" : "");
     for (uint32_t i = 0; i < r->level->n_tiers; i++) {
         const ps_tier *x = &r->level->tiers[i];
@@ -255,7 +288,8 @@ static ps_status tier_table(const report *r, ps_text *t, ps_error *err) {
                 ps_html_time(t, s->step_s);
                 ps_text_printf(t, "<td>");
                 ps_html_time(t, s->predicted_s);
-                ps_text_printf(t, "<td>%.3g", s->step_s > 0 ? s->predicted_s / s->step_s : 0);
+                ps_text_printf(t, "<td>");
+                ps_html_ratio(t, s->predicted_s, s->step_s);
             } else {
                 ps_text_printf(t, "-<td>-<td>-");
             }
@@ -264,21 +298,23 @@ static ps_status tier_table(const report *r, ps_text *t, ps_error *err) {
     }
     ps_text_printf(t, "</table>\n<p class=\"n\">Empty: the first step; full: the sequences hold the whole "
                       "context after it. "
-                      "Shares are of the bounds there.</p>\n");
+                      "Percentages: the bounds there over the full step.</p>\n");
     return PS_OK;
 }
 
 /* Rows of the picture of placements: a kind of shard, or where KV lives. */
 static void cell(ps_text *t, uint32_t x, int y, double width, double share, int placement, const char *title,
-                 uint32_t layer, uint64_t bytes) {
+                 uint32_t layer, uint64_t bytes, bool gpu) {
     double h = 22 * fmin(fmax(share, 0), 1);
     ps_text_printf(t,
                    "<rect class=\"p%d\" x=\"%.6g\" y=\"%d\" width=\"%.4g\" height=\"22\" "
                    "opacity=\".35\"><title>%s of layer %u: ",
                    placement, 110 + x * width, y, width - 1, title, layer);
     ps_html_bytes(t, bytes);
-    ps_text_printf(t, ", %s, %.0f%% in VRAM</title></rect>", ps_placement_name((ps_placement)placement),
-                   100 * fmin(share, 1));
+    ps_text_printf(t, ", %s", ps_placement_name((ps_placement)placement));
+    if (gpu)
+        ps_text_printf(t, ", %.0f%% in VRAM", 100 * fmin(share, 1));
+    ps_text_printf(t, "</title></rect>");
     if (h > 0)
         ps_text_printf(t, "<rect class=\"p%d\" x=\"%.6g\" y=\"%.4g\" width=\"%.4g\" height=\"%.4g\"/>",
                        placement, 110 + x * width, y + 22 - h, width - 1, h);
@@ -301,9 +337,16 @@ static ps_status placements(const report *r, ps_text *t, ps_error *err) {
             *at = UINT64_MAX;
     }
     ps_text_printf(t, "<h2>Placement</h2>\n<p>");
+    bool gpu = l->budget_bytes != 0, drawn[PS_PLACE_COUNT] = {false};
+    for (uint32_t i = 0; i < p->n_shards; i++)
+        drawn[l->placement[i]] = true;
+    for (uint32_t i = 0; i < p->n_layers; i++)
+        drawn[l->kv[i].space == PS_SPACE_VRAM ? PS_PLACE_VRAM : PS_PLACE_HOST] = true;
     for (int i = 0; i < PS_PLACE_COUNT; i++)
-        ps_text_printf(t, "<span class=\"k p%d\"></span> %s &nbsp; ", i, ps_placement_name((ps_placement)i));
-    ps_text_printf(t, "Height: share of the bytes in VRAM.%s</p>\n",
+        if (drawn[i])
+            ps_text_printf(t, "<span class=\"k p%d\"></span> %s &nbsp; ", i,
+                           ps_placement_name((ps_placement)i));
+    ps_text_printf(t, "%s%s</p>\n", gpu ? "Height: share of the bytes in VRAM." : "",
                    n < p->n_layers ? " The first layers." : "");
     ps_text_printf(t, "<svg viewBox=\"0 0 1280 92\" width=\"1280\" height=\"92\" "
                       "role=\"img\"><title>placement by layer</title>\n"
@@ -316,15 +359,16 @@ static ps_status placements(const report *r, ps_text *t, ps_error *err) {
         bool attention = s->kind == PS_SHARD_ATTN;
         if (s->layer < n && (attention || s->kind == PS_SHARD_FFN || s->kind == PS_SHARD_MOE))
             cell(t, s->layer, attention ? 0 : 26, width, share, (int)l->placement[i],
-                 ps_shard_kind_name(s->kind), s->layer, s->weight_bytes);
+                 ps_shard_kind_name(s->kind), s->layer, s->weight_bytes, gpu);
     }
     for (uint32_t i = 0; i < n; i++) {
         bool vram = l->kv[i].space == PS_SPACE_VRAM;
-        cell(t, i, 52, width, vram, vram ? PS_PLACE_VRAM : PS_PLACE_HOST, "kv", i, l->kv[i].bytes);
+        cell(t, i, 52, width, vram, vram ? PS_PLACE_VRAM : PS_PLACE_HOST, "kv", i, l->kv[i].bytes, gpu);
         if (i % (n > 64 ? 16 : n > 24 ? 4 : 1) == 0)
             ps_text_printf(t, "<text x=\"%.5g\" y=\"88\">%u</text>\n", 110 + i * width, i);
     }
-    ps_text_printf(t, "</svg>\n<table><tr><th>shard<th class=\"l\">placement<th>weights<th>in VRAM</tr>\n");
+    ps_text_printf(t, "</svg>\n<table><tr><th>shard<th class=\"l\">placement<th>weights%s</tr>\n",
+                   gpu ? "<th>in VRAM" : "");
     for (uint32_t i = 0, rows = 0; i < p->n_shards && rows < 16; i++) {
         const ps_plan_shard *s = &p->shards[i];
         if (s->kind != PS_SHARD_EMBED && s->kind != PS_SHARD_HEAD)
@@ -333,8 +377,10 @@ static ps_status placements(const report *r, ps_text *t, ps_error *err) {
         ps_text_printf(t, "<tr><td>%s<td class=\"l\">%s<td>", ps_shard_kind_name(s->kind),
                        ps_placement_name(l->placement[i]));
         ps_html_bytes(t, s->weight_bytes);
-        ps_text_printf(t, "<td>");
-        ps_html_bytes(t, held[(size_t)s->kind * p->n_layers + s->layer]);
+        if (gpu) {
+            ps_text_printf(t, "<td>");
+            ps_html_bytes(t, held[(size_t)s->kind * p->n_layers + s->layer]);
+        }
         ps_text_printf(t, "</tr>\n");
     }
     ps_text_printf(t, "</table>\n");
@@ -351,9 +397,9 @@ static ps_status lanes(const report *r, uint32_t tier, ps_text *t, ps_error *err
     h.measured = h.step && r->trace->source == PS_TRACE_MEASURED;
     ps_text_printf(t, "<h2>A step of ");
     if (h.step)
-        ps_text_printf(t, "%u token%s behind %llu</h2>\n<p>The median of %u traced steps of this tier",
+        ps_text_printf(t, "%u token%s after %llu token%s</h2>\n<p>The median of %u traced steps of this tier",
                        h.step->n_tokens, h.step->n_tokens == 1 ? "" : "s", (unsigned long long)h.step->kv_len,
-                       n);
+                       h.step->kv_len == 1 ? "" : "s", n);
     else
         ps_text_printf(t, "%u token%s, context full</h2>\n<p>As predicted%s", tokens, tokens == 1 ? "" : "s",
                        tokens > PS_TILE_TOKENS

@@ -26,6 +26,8 @@ void ps_html_text(ps_text *t, const char *s);
 /* "1.23 MB", "4.56 ms" */
 void ps_html_bytes(ps_text *t, uint64_t bytes);
 void ps_html_time(ps_text *t, double s);
+/* a / b with three digits, below 0.01 and above 1000 no more than that; "-" where there is no b. */
+void ps_html_ratio(ps_text *t, double a, double b);
 
 /* Where each shard's bytes are: resident extents by layer and kind. Without the model a piece's bytes are those up to the next
  * piece, alignment included. */

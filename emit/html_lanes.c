@@ -21,8 +21,7 @@ typedef struct event {
 
 typedef void (*event_fn)(void *ctx, const event *e);
 
-/* Call fn for every instruction that runs. Outside of a trace the tiles of a round follow each other at equal distances: the plan
- * holds times of the first. */
+/* Call fn for every instruction that runs. Outside of a trace rounds and tiles follow the first as ps_cursor_later_s has them. */
 static void each_event(const ps_html_tier *h, event_fn fn, void *ctx) {
     if (h->step) {
         for (uint32_t i = 0; i < h->step->n_events; i++) {
@@ -41,27 +40,22 @@ static void each_event(const ps_html_tier *h, event_fn fn, void *ctx) {
     }
     const ps_tier *tier = &h->level->tiers[h->tier];
     const ps_program *p = &h->plan->programs[tier->program];
-    uint32_t n_tiles = (tier->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS, block = 0, layer;
-    double start = 0;
+    uint32_t n_tiles = (tier->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS, layer;
     ps_cursor c;
     ps_cursor_start(&c, p, n_tiles);
     for (const ps_instr *in; (in = ps_cursor_get(&c, &layer)) != NULL; ps_cursor_next(&c)) {
-        for (; block < c.block; block++)
-            start += tier->block_period_full_s[block] * p->blocks[block].n_layers;
-        bool tiled = p->blocks[c.block].over_tiles;
-        if (tiled && !ps_instr_runs(in, c.tile, n_tiles))
+        if (p->blocks[c.block].over_tiles && !ps_instr_runs(in, c.tile, n_tiles))
             continue;
         uint32_t instr = (uint32_t)(in - p->instrs);
-        double period = tier->block_period_full_s[c.block],
-               base = start + period * c.round + (tiled ? period * c.tile / n_tiles : 0);
+        double later = ps_cursor_later_s(&c, tier->block_period_full_s[c.block]);
         event e = {.index = c.index,
                    .instr = instr,
                    .layer = layer,
                    .tile = c.tile,
                    .queue = in->queue,
                    .op = in->op,
-                   .start = {base + tier->predicted[instr].start_full_s, 0},
-                   .end = {base + tier->predicted[instr].end_full_s, 0}};
+                   .start = {later + tier->predicted[instr].start_full_s, 0},
+                   .end = {later + tier->predicted[instr].end_full_s, 0}};
         fn(ctx, &e);
     }
 }
@@ -320,10 +314,8 @@ static void table(ps_text *t, const ps_html_tier *h, const sums *s) {
             ps_text_printf(t, "<td>");
             if (h->measured) {
                 ps_html_time(t, v[1]);
-                if (v[1] > 0)
-                    ps_text_printf(t, "<td>%.3g", v[0] / v[1]);
-                else
-                    ps_text_printf(t, "<td>-");
+                ps_text_printf(t, "<td>");
+                ps_html_ratio(t, v[0], v[1]);
             } else {
                 ps_text_printf(t, "%.1f%%", s->end > 0 ? 100 * v[0] / s->end : 0);
             }

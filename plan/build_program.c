@@ -163,13 +163,9 @@ ps_status ps_build_predict(ps_building *b, const ps_lower_request *r, const ps_p
         for (uint32_t i = 0; i < p->n_blocks && !status; i++) {
             (full ? tier->block_period_full_s : tier->block_period_empty_s)[i] = s.blocks[i].period_s;
             for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++) {
-                double start = s.times[k].start_s - s.blocks[i].start_s,
-                       end = s.times[k].end_s - s.blocks[i].start_s;
-                start = start > 0 ? start : 0;
-                end = end > start ? end : start;
                 ps_prediction *to = &tier->predicted[k];
-                *(full ? &to->start_full_s : &to->start_empty_s) = start;
-                *(full ? &to->end_full_s : &to->end_empty_s) = end;
+                *(full ? &to->start_full_s : &to->start_empty_s) = s.times[k].start_s;
+                *(full ? &to->end_full_s : &to->end_empty_s) = s.times[k].end_s;
             }
         }
     }

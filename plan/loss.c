@@ -32,7 +32,7 @@ static double bus_bytes(const ps_lower_request *r, const ps_instr *in, uint32_t 
     return sum;
 }
 
-/* Whose end an instruction waits for: the latest of those before it, in its block's time. Instructions of earlier rounds of a
+/* Whose end an instruction waits for: the latest of those before it. Instructions of earlier rounds of a
  * block end a period earlier for each; what other blocks did has ended. Its own queue where nothing else is later. */
 static ps_queue waited_for(const ps_tier *tier, const ps_program *p, const ps_block *b, uint32_t k) {
     const ps_instr *in = &p->instrs[b->instr0 + k];
@@ -62,11 +62,15 @@ static void find_waits(const ps_plan *plan, const ps_tier *tier, ps_queue queue,
     for (uint32_t i = 0; i < p->n_blocks; i++) {
         const ps_block *b = &p->blocks[i];
         double last = -INFINITY; /* end of the one before, in the round before for the first */
-        for (uint32_t k = 0; k < b->n_instrs; k++)
+        double first = INFINITY; /* start of the block */
+        for (uint32_t k = 0; k < b->n_instrs; k++) {
+            const ps_prediction *t = &tier->predicted[b->instr0 + k];
+            first = fmin(first, t->start_full_s);
             if (p->instrs[b->instr0 + k].queue == queue)
-                last = fmax(last, tier->predicted[b->instr0 + k].end_full_s - tier->block_period_full_s[i]);
+                last = fmax(last, t->end_full_s - tier->block_period_full_s[i]);
+        }
         if (b->n_layers == 1)
-            last = 0;
+            last = first;
         for (uint32_t k = 0; k < b->n_instrs; k++) {
             const ps_prediction *t = &tier->predicted[b->instr0 + k];
             if (p->instrs[b->instr0 + k].queue != queue)

@@ -105,20 +105,14 @@ ps_status ps_engine_record(ps_engine *e, const ps_run_step *run, uint64_t kv_len
     ps_cursor c;
     ps_cursor_start(&c, t->program, run->n_tiles);
     uint32_t n = 0, layer;
-    double block_start = 0; /* predicted start of the block from the start of the step */
-    uint32_t block = 0;
     for (const ps_instr *in; (in = ps_cursor_get(&c, &layer)) != NULL; ps_cursor_next(&c)) {
-        for (; block < c.block; block++)
-            block_start +=
-                at_kv(t->tier->block_period_empty_s[block], t->tier->block_period_full_s[block], kv_frac) *
-                t->program->blocks[block].n_layers;
         if (run->n_outputs == 0 && in->op == PS_OP_GATHER)
             break; /* no logits wanted: the tail was left out */
         uint32_t index = (uint32_t)(in - t->program->instrs);
         const ps_prediction *p = &t->tier->predicted[index];
         double period =
             at_kv(t->tier->block_period_empty_s[c.block], t->tier->block_period_full_s[c.block], kv_frac);
-        double base = block_start + period * c.round;
+        double later = ps_cursor_later_s(&c, period);
         ps_trace_event *ev = &step->events[n];
         *ev = (ps_trace_event){.index = c.index,
                                .instr = index,
@@ -126,8 +120,8 @@ ps_status ps_engine_record(ps_engine *e, const ps_run_step *run, uint64_t kv_len
                                .tile = c.tile,
                                .queue = in->queue,
                                .op = in->op,
-                               .predicted_start_s = base + at_kv(p->start_empty_s, p->start_full_s, kv_frac),
-                               .predicted_end_s = base + at_kv(p->end_empty_s, p->end_full_s, kv_frac)};
+                               .predicted_start_s = later + at_kv(p->start_empty_s, p->start_full_s, kv_frac),
+                               .predicted_end_s = later + at_kv(p->end_empty_s, p->end_full_s, kv_frac)};
         uint64_t first = UINT64_MAX, last = 0;
         for (uint32_t k = 0; k < e->info.n_threads; k++) {
             const uint64_t *ns = e->event_ns + 2 * (k * e->n_events + c.index);

@@ -95,8 +95,8 @@ typedef enum ps_loop {
         PS_LOOP_COUNT
 } ps_loop;
 
-/* Predicted time of an instruction in the first round of its block, seconds from the start of the block;
- * round i of n is later by i times the block's period. Linear in KV length: at empty and at full bucket. */
+/* Predicted time of an instruction in the first round and tile of its block, seconds from the start of the step; what comes later
+ * in the block is so by ps_cursor_later_s. Linear in KV length: at empty and at full bucket. */
 typedef struct ps_prediction {
     double start_empty_s, end_empty_s;
     double start_full_s, end_full_s;
@@ -321,6 +321,9 @@ void ps_cursor_start(ps_cursor *c, const ps_program *program, uint32_t n_tiles);
 /* The instruction at the cursor, or NULL at the end; *out_layer: its layer. */
 const ps_instr *ps_cursor_get(const ps_cursor *c, uint32_t *out_layer);
 void ps_cursor_next(ps_cursor *c);
+/* By how much what stands at the cursor is predicted later than in the first round and tile of its block, whose period is given in
+ * seconds: rounds by whole periods, tiles at equal distances in each. */
+double ps_cursor_later_s(const ps_cursor *c, double period_s);
 /* Number of instructions in the whole stream. UINT64_MAX on overflow. */
 uint64_t ps_program_length(const ps_program *program, uint32_t n_tiles);
 

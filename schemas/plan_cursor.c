@@ -51,6 +51,11 @@ void ps_cursor_next(ps_cursor *c) {
     skip_empty(c);
 }
 
+double ps_cursor_later_s(const ps_cursor *c, double period_s) {
+    bool over = c->block < c->program->n_blocks && c->program->blocks[c->block].over_tiles;
+    return period_s * (c->round + (over ? (double)c->tile / c->n_tiles : 0));
+}
+
 uint64_t ps_program_length(const ps_program *program, uint32_t n_tiles) {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < program->n_blocks; i++) {

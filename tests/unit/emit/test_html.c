@@ -5,6 +5,7 @@
 
 #include "../plan/gpu_case.h"
 #include "emit/emit.h"
+#include "emit/html_internal.h"
 
 #define MIB ((uint64_t)1 << 20)
 
@@ -72,6 +73,25 @@ static uint32_t count(const char *text, const char *what) {
     return n;
 }
 
+/* What the table of steps says, the pictures say too: their axes end where the plan's steps do. */
+static void axes_end_with_the_step(const char *html, const ps_level *l) {
+    const char *at = html;
+    for (int k = 0; k < 2; k++) {
+        ps_text *t = ps_text_new();
+        uint64_t size;
+        ps_text_printf(t, "class=\"e\">");
+        ps_html_time(t, l->tiers[k ? l->n_tiers - 1 : 0].step_full_s);
+        ps_text_printf(t, "</text>");
+        char *end = ps_text_end(t, &size);
+        at = strstr(at, "<title>the whole step</title>");
+        cr_assert_not_null(at);
+        const char *found = strstr(at, "class=\"e\">");
+        cr_assert(found && strncmp(found, end, size) == 0, "%.30s, %s", found ? found : "-", end);
+        free(end);
+        at++;
+    }
+}
+
 Test(html, size_and_structure) {
     static const mb_shape *const shapes[] = {&mb_llama_small, &mb_gemma3_small, &mb_llama3_8b,
                                              &mb_qwen3_30b_a3b};
@@ -92,6 +112,7 @@ Test(html, size_and_structure) {
             cr_assert_eq(count(html, "<title>the whole step</title>"), 2);
             cr_assert_eq(count(html, "<title>one layer</title>"), 2);
             cr_assert(strstr(html, ">gpu</text>") != NULL || l == 0);
+            axes_end_with_the_step(html, &plan->levels[l]);
             free(html);
         }
         ps_plan_free(plan);
@@ -169,6 +190,22 @@ Test(html, predicted_against_measured) {
     gc_close(&c);
 }
 
+Test(html, ratios) {
+    static const struct {
+        double a, b;
+        const char *text;
+    } cases[] = {{1, 2, "0.5"}, {4.52e-5, 1, "&lt;0.01"}, {0, 1, "0"},
+                 {1, 0, "-"},   {3e6, 1, "&gt;1000"},     {2, 3, "0.667"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        ps_text *t = ps_text_new();
+        uint64_t size;
+        ps_html_ratio(t, cases[i].a, cases[i].b);
+        char *text = ps_text_end(t, &size);
+        cr_assert_str_eq(text, cases[i].text);
+        free(text);
+    }
+}
+
 /* Where bars stand: 1160 pixels from 110 on, 20 a lane, for the longer of prediction and measurement. */
 Test(html, lanes) {
     gpu_case c = gc_shape(&mb_llama_small);
@@ -210,6 +247,8 @@ Test(html, hostile_text_and_numbers) {
     snprintf(plan->model_name, sizeof plan->model_name,
              "</title><script src='http://x'>\"&\x01\xff\xe2\x80\xae\xc3\xa9\xe2\x82</script>");
     snprintf(plan->arch, sizeof plan->arch, "<b onload=x>");
+    snprintf(plan->facts.cpu_model, sizeof plan->facts.cpu_model, "CPU <b onload=y>");
+    snprintf(plan->facts.gpu_name, sizeof plan->facts.gpu_name, "<svg/onload=2>");
     snprintf(plan->levels[1].budget, sizeof plan->levels[1].budget, "<svg/onload=1>");
     snprintf(plan->kernels[0].name, sizeof plan->kernels[0].name, "<i>");
     for (uint32_t i = 0; i < plan->n_kernels; i++)
@@ -222,6 +261,10 @@ Test(html, hostile_text_and_numbers) {
             html,
             "&lt;/title&gt;&lt;script src=&#39;http://x&#39;&gt;&quot;&amp;?????\xc3\xa9??&lt;/script&gt;"),
         "%.600s", strstr(html, "<title>"));
+    cr_assert(strstr(html, "<bdi>CPU &lt;b onload=y&gt;</bdi>, <bdi>&lt;svg/onload=2&gt;</bdi>."));
+    free(html);
+    html = report(plan, 0, NULL, &size); /* without a GPU there is none to name */
+    cr_assert(strstr(html, "<bdi>CPU &lt;b onload=y&gt;</bdi>.") && !strstr(html, "onload=2"));
     free(html);
     /* Sizes and times that are no sense at all. */
     ps_level *l = &plan->levels[1];

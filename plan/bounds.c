@@ -276,7 +276,6 @@ static double flops_with(const piece *p, double bytes, bool least) {
  * the KV), then experts. What is left on the host is divided between CPU and bus. */
 static void gpu_bounds(const ps_lower_request *r, double room, uint64_t kv_len, double *out_raw_s,
                        double *out_reachable_s) {
-    const ps_profile_gpu *g = &r->profile->gpu;
     ps_step_work w = major(r, kv_len);
     ceilings c = best_seen(r, kv_len);
     double always = w.weight_bytes - w.expert_bytes + w.kv_bytes, held = fmin(room, always);
@@ -289,10 +288,10 @@ static void gpu_bounds(const ps_lower_request *r, double room, uint64_t kv_len, 
         {w.weight_bytes - w.expert_bytes - w.head_bytes, product_flops - w.expert_flops - w.head_flops}};
     qsort(pieces, N_PIECES, sizeof pieces[0], fewest_flops_first);
     /* Attention stands between one layer's experts or columns and the next's: the CPU waits for it. */
-    double serial = fmax(over(w.attn_bytes + w.kv_bytes, g->hbm_read_bytes_per_s.median),
-                         over(w.attn_matrix_flops, g->matmul_flops_per_s.median) +
-                             over(w.attention_flops, g->attention_flops_per_s.median)) +
-                    hand_over_per_layer_s * r->model->n_layers;
+    double serial =
+        fmax(over(w.attn_bytes + w.kv_bytes, c.hbm),
+             over(w.attn_matrix_flops, c.gpu_flops) + over(w.attention_flops, c.attention_flops)) +
+        hand_over_per_layer_s * r->model->n_layers;
     double raw = INFINITY, reachable = INFINITY;
     /* Of the host's bytes the CPU takes some while layers run, of which it has the FLOPs, and some of the head's, behind all
      * layers. What the GPU does not compute then has as many FLOPs as there can be. */
@@ -308,10 +307,12 @@ static void gpu_bounds(const ps_lower_request *r, double room, uint64_t kv_len, 
             double t_gpu = fmax(over(resident + by_bus, c.hbm),
                                 over(gpu_flops, c.gpu_flops) + over(w.attention_flops, c.attention_flops));
             double layers_bus = over(fmax(by_bus - (head - behind), 0), by_cpu > 0 ? c.bus_beside : c.bus);
-            double t = fmax(fmax(t_cpu, layers_bus), t_gpu) + over(behind, c.dram);
-            t = fmax(t, over(by_bus, by_cpu > 0 ? c.bus_beside : c.bus));
-            raw = fmin(raw, t);
-            reachable = fmin(reachable, by_cpu > 0 ? t + serial : t);
+            double others = fmax(layers_bus, t_gpu), tail = over(behind, c.dram),
+                   bus = over(by_bus, by_cpu > 0 ? c.bus_beside : c.bus);
+            raw = fmin(raw, fmax(fmax(t_cpu, others) + tail, bus));
+            /* The GPU's time has its attention in it. */
+            t_cpu += during > 0 ? serial : 0;
+            reachable = fmin(reachable, fmax(fmax(t_cpu, others) + tail, bus));
         }
     *out_raw_s = raw;
     *out_reachable_s = reachable;

@@ -207,11 +207,44 @@ Test(loss, names_what_a_queue_waits_for) {
     gc_close(&c);
 }
 
-/* A reader of a plan puts block after block by their periods, as psrun's traces and reports do: there the simulation has them,
- * also where copies for the next block begin in the one before. */
-Test(loss, blocks_follow_each_other_by_their_periods) {
+/* No step of a model that no cache holds is under what is reachable, also where the GPU is the busiest: its cache alone takes a
+ * third of this step. */
+Test(loss, nothing_beats_what_is_reachable) {
     gpu_case c = gc_shape(&mb_qwen3_30b_a3b);
-    ps_plan *plan = plan_for(&c, c.profile, c.cost, 3 * GIB, PS_FAMILY_COUNT);
+    ps_profile *p = NULL;
+    ps_cost_model *cost = NULL;
+    ps_plan *plan = NULL;
+    ps_error e = {0};
+    cr_assert_eq(ps_profile_read("fixtures/profiles/desktop.yaml", &p, &e), PS_OK, "%s", e.message);
+    cr_assert_eq(ps_cost_model_new(p, &cost, &e), PS_OK);
+    ps_level_request level = gc_level(12 * GIB, 16384, 1, p->topology.n_allowed - 1);
+    ps_plan_request r = gc_request(&c, &level, 1);
+    r.profile = p;
+    r.cost = cost;
+    cr_assert_eq(ps_plan_build(&r, &plan, NULL, &e), PS_OK, "%s", e.message);
+    for (uint32_t t = 0; t < plan->levels[0].n_tiers; t++) {
+        const ps_tier *tier = &plan->levels[0].tiers[t];
+        cr_assert_leq(tier->raw_bound_s, tier->reachable_bound_s);
+        cr_assert_leq(tier->reachable_bound_s, tier->step_full_s * 1.001, "%u tokens: %g s, reachable %g s",
+                      tier->max_tokens, tier->step_full_s, tier->reachable_bound_s);
+    }
+    ps_plan_free(plan);
+    ps_cost_model_free(cost);
+    ps_profile_free(p);
+    gc_close(&c);
+}
+
+/* A reader of a plan puts rounds and tiles behind the first ones, as psrun's traces and reports do: first rounds where the
+ * simulation has them, also where a block's copies begin in the one before; later ones about there; and the step's end. */
+static void rounds_follow_the_first(const mb_shape *shape, const char *machine, uint64_t budget, bool early) {
+    gpu_case c = gc_shape(shape);
+    ps_profile *profile = NULL;
+    ps_cost_model *cost = NULL;
+    ps_error why = {0};
+    cr_assert_eq(ps_profile_read(machine, &profile, &why), PS_OK, "%s", why.message);
+    cr_assert_eq(ps_cost_model_new(profile, &cost, &why), PS_OK);
+    ps_plan *plan = plan_for(&c, profile, cost, budget, PS_FAMILY_COUNT);
+    double ahead = 0;
     const ps_level *l = plan->levels;
     for (uint32_t t = 0; t < l->n_tiers; t += t + 1 == l->n_tiers ? 1 : l->n_tiers - 1) {
         const ps_tier *tier = &l->tiers[t];
@@ -219,27 +252,42 @@ Test(loss, blocks_follow_each_other_by_their_periods) {
         ps_trace_step step;
         ps_error e = {0};
         uint64_t kv = l->bucket_tokens - (tier->max_tokens <= l->n_seqs ? 1 : tier->max_tokens);
-        cr_assert_eq(ps_plan_simulate_step(plan, 0, t, c.model, c.profile, c.cost, kv, &step, &e), PS_OK);
-        double block_s = step.events[0].start_s;
-        uint32_t block = 0, n = 0, layer;
+        cr_assert_eq(ps_plan_simulate_step(plan, 0, t, c.model, profile, cost, kv, &step, &e), PS_OK);
+        double last = 0, starts = step.events[0].start_s;
+        uint32_t n = 0, layer;
         ps_cursor at;
         ps_cursor_start(&at, p, (tier->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS);
         for (const ps_instr *in; (in = ps_cursor_get(&at, &layer)) != NULL; ps_cursor_next(&at)) {
-            for (; block < at.block; block++)
-                block_s += tier->block_period_full_s[block] * p->blocks[block].n_layers;
+            const ps_prediction *f = &tier->predicted[in - p->instrs];
+            if (at.instr == 0 && at.round == 0 &&
+                at.tile == 0) { /* a block: where the periods before it end */
+                ahead = fmax(ahead, (starts - f->start_full_s) / tier->step_full_s);
+                starts += tier->block_period_full_s[at.block] * p->blocks[at.block].n_layers;
+            }
+            double later = ps_cursor_later_s(&at, tier->block_period_full_s[at.block]);
+            last = fmax(last, later + f->end_full_s);
             if (at.tile != 0)
                 continue;
-            double start = block_s + at.round * tier->block_period_full_s[block] +
-                           tier->predicted[in - p->instrs].start_full_s;
-            cr_assert_float_eq(start, step.events[at.index].start_s, 0.02 * tier->step_full_s,
-                               "%u tokens, block %u, %s: %g, simulated %g of %g s", tier->max_tokens, block,
-                               ps_op_get(in->op)->name, start, step.events[at.index].start_s,
-                               tier->step_full_s);
+            double start = f->start_full_s + later, frac = at.round == 0 ? 1e-9 : 0.02;
+            cr_assert_float_eq(start, step.events[at.index].start_s, frac * tier->step_full_s,
+                               "%u tokens, block %u, round %u, %s: %g, simulated %g of %g s",
+                               tier->max_tokens, at.block, at.round, ps_op_get(in->op)->name, start,
+                               step.events[at.index].start_s, tier->step_full_s);
             n++;
         }
         cr_assert_gt(n, 100);
+        cr_assert_float_eq(last / tier->step_full_s, 1, 1e-9, "%u tokens: ends at %g, the step at %g s",
+                           tier->max_tokens, last, tier->step_full_s);
         free(step.events);
     }
+    cr_assert(!early || ahead > 0.02, "no block begins in the one before: %g", ahead);
     ps_plan_free(plan);
+    ps_cost_model_free(cost);
+    ps_profile_free(profile);
     gc_close(&c);
+}
+
+Test(loss, rounds_follow_the_first_by_their_periods) {
+    rounds_follow_the_first(&mb_qwen3_30b_a3b, "fixtures/profiles/desktop.yaml", 3 * GIB, false);
+    rounds_follow_the_first(&mb_llama3_8b, "fixtures/profiles/desktop.yaml", 8 * GIB, true);
 }

@@ -142,31 +142,45 @@ static double resident_experts(const ps_lower_request *r, uint32_t layer) {
     return n;
 }
 
-/* A mixture's parts: the distinct experts that a step is expected to select, shared out as ps_moe_part says; each share
- * takes its part of the time of all. */
+static uint64_t tokens_of(const ps_lower_request *r, const ps_program *p, const ps_instr *in) {
+    uint16_t b = in->dst != PS_NO_BUFFER ? in->dst : in->src[0];
+    return ps_lower_tokens(r, b != PS_NO_BUFFER ? p->buffers[b].rows : PS_ROWS_TILE);
+}
+
+ps_expert_share ps_instr_experts(const ps_lower_request *r, const ps_program *p, const ps_instr *in,
+                                 uint32_t layer) {
+    const ps_layer *y = &r->model->layers[layer];
+    double experts = y->n_expert, used = y->n_expert_used, ranged = in->n_rows ? (double)in->n_rows : experts;
+    double distinct = experts * (1 - pow(1 - used / experts, (double)tokens_of(r, p, in)));
+    double m = r->level ? resident_experts(r, layer) : 0, near = distinct * m / experts,
+           others = distinct - near;
+    double direct = fmin(r->max_direct, others);
+    ps_expert_share s = {.distinct = distinct};
+    if (in->queue == PS_QUEUE_CPU) {
+        s.there = in->part == PS_MOE_PART_FAR ? others - direct : distinct * ranged / experts;
+    } else if (in->part == PS_MOE_PART_NEAR) {
+        s.there = near;
+        s.direct = direct;
+    } else if (in->at[0] >= PS_AT_SLOT || (in->at[0] == PS_AT_VRAM && in->n_rows)) {
+        s.there = distinct * ranged / experts;
+    } else {
+        s.there = in->at[0] == PS_AT_VRAM ? near : 0;
+        s.direct = distinct - s.there;
+    }
+    return s;
+}
+
+/* A mixture's parts: each takes its part of the time of all experts that are expected. */
 static ps_cost mixture(const ps_lower_request *r, const ps_program *p, const ps_instr *in, uint32_t layer,
                        ps_cost_query q, double tokens) {
-    double experts = q.heads_kv, used = q.kv_len, ranged = in->n_rows ? (double)in->n_rows : experts;
-    double distinct = experts * (1 - pow(1 - used / experts, tokens));
-    double m = resident_experts(r, layer), near = distinct * m / experts, others = distinct - near;
-    double direct = fmin(r->max_direct, others), vram = 0, host = 0;
-    if (in->queue == PS_QUEUE_CPU) {
-        vram = in->part == PS_MOE_PART_FAR ? others - direct : distinct * ranged / experts;
-    } else if (in->part == PS_MOE_PART_NEAR) {
-        vram = near;
-        host = direct;
-    } else if (in->at[0] >= PS_AT_SLOT || (in->at[0] == PS_AT_VRAM && in->n_rows)) {
-        vram = distinct * ranged / experts;
-    } else {
-        vram = in->at[0] == PS_AT_VRAM ? near : 0;
-        host = distinct - vram;
-    }
+    ps_expert_share share = ps_instr_experts(r, p, in, layer);
     q.beside = PS_BESIDE_IDLE;
-    ps_cost idle = one(r, p, in, layer, q, tokens), sum = {idle.time_s * vram / distinct, idle.quality};
-    if (host > 0) {
+    ps_cost idle = one(r, p, in, layer, q, tokens),
+            sum = {idle.time_s * share.there / share.distinct, idle.quality};
+    if (share.direct > 0) {
         q.beside = PS_BESIDE_DIRECT;
         ps_cost c = one(r, p, in, layer, q, tokens);
-        sum.time_s += c.time_s * host / distinct;
+        sum.time_s += c.time_s * share.direct / share.distinct;
         sum.quality = c.quality > sum.quality ? c.quality : sum.quality;
     }
     sum.time_s +=
@@ -268,9 +282,7 @@ static ps_cost alone(const ps_lower_request *r, const ps_program *p, uint32_t in
         return copy_cost(r, p, in, layer, kv_len);
     ps_cost_query q = ps_lower_query(r->model, layer, in, p);
     q.n_threads = in->queue == PS_QUEUE_CPU ? r->n_threads : 0;
-    uint16_t b = in->dst != PS_NO_BUFFER ? in->dst : in->src[0];
-    ps_rows rows = b != PS_NO_BUFFER ? p->buffers[b].rows : PS_ROWS_TILE;
-    double tokens = (double)ps_lower_tokens(r, rows);
+    double tokens = (double)tokens_of(r, p, in);
     bool tiles = r->max_tokens > PS_TILE_TOKENS;
     if (in->op == PS_OP_MOE_DISPATCH && r->level)
         return mixture(r, p, in, layer, q, tokens);

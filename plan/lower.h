@@ -55,6 +55,14 @@ const ps_kernel_spec *ps_catalogue_find(const ps_profile *profile, uint32_t id);
 /* Shape of an instruction as the profile's points have it, but for kv_len and tokens. layer: of its block. */
 ps_cost_query ps_lower_query(const ps_model *model, uint32_t layer, const ps_instr *in, const ps_program *p);
 
+/* Distinct experts that one execution of a MOE_DISPATCH is expected to meet: selected by its tokens in all (never 0); of these,
+ * that it takes from where its processor has them (VRAM or slots; the CPU: host memory), and that the GPU reads direct. */
+typedef struct ps_expert_share {
+    double distinct, there, direct;
+} ps_expert_share;
+ps_expert_share ps_instr_experts(const ps_lower_request *r, const ps_program *p, const ps_instr *in,
+                                 uint32_t layer);
+
 /* Predicted time of one execution of an instruction for the first layer of its block, alone on the machine,
  * when sequences hold kv_len positions after the step. Steps over tiles: mean over the tiles. */
 ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,

@@ -27,10 +27,10 @@ typedef struct ps_resident_mix {
  * before the feed-forward blocks (1), last (2) or not at all (3); four paths for each number of quarters, in the order 1, 0, 2,
  * 3. X(NAME, quarters, head, "name") */
 #define PS_PATH_LIST(X)                                                                                      \
-    X(ALL_ATTN_HEAD_NEXT, 4, 1, "all attention, head, feed-forward")                                         \
-    X(ALL_ATTN_HEAD_FIRST, 4, 0, "head, all attention, feed-forward")                                        \
-    X(ALL_ATTN_HEAD_LAST, 4, 2, "all attention, feed-forward, head")                                         \
-    X(ALL_ATTN_NO_HEAD, 4, 3, "all attention, feed-forward")                                                 \
+    X(ALL_ATTN_HEAD_NEXT, 4, 1, "attention, head, feed-forward")                                             \
+    X(ALL_ATTN_HEAD_FIRST, 4, 0, "head, attention, feed-forward")                                            \
+    X(ALL_ATTN_HEAD_LAST, 4, 2, "attention, feed-forward, head")                                             \
+    X(ALL_ATTN_NO_HEAD, 4, 3, "attention, feed-forward")                                                     \
     X(MOST_ATTN_HEAD_NEXT, 3, 1, "three quarters of attention, head, feed-forward, more attention")          \
     X(MOST_ATTN_HEAD_FIRST, 3, 0, "head, three quarters of attention, feed-forward, more attention")         \
     X(MOST_ATTN_HEAD_LAST, 3, 2, "three quarters of attention, feed-forward, more attention, head")          \

@@ -86,12 +86,12 @@ typedef struct psplan_view {
     const char *model_path, *output_path; /* output NULL: none was written */
     const ps_plan_report *report;         /* NULL: none */
 } psplan_view;
-/* Bytes of the model's weights by where a tier finds those that are not in VRAM between steps: copied, read by the GPU from
- * host memory, read by the CPU. Of experts the GPU and the CPU share, all that are not resident count for the CPU. */
+/* Bytes of the model's weights that a step is expected to find elsewhere than in VRAM: copied, read by the GPU from host memory,
+ * read by the CPU. Of experts those that its tokens are expected to select; copies bring what they bring. */
 typedef struct psplan_found {
-    uint64_t copied, direct, host;
+    double copied, direct, host;
 } psplan_found;
-psplan_found psplan_find_weights(const psplan_view *v, const ps_tier *t);
+psplan_found psplan_find_weights(const psplan_view *v, const ps_level *level, const ps_tier *t);
 /* Of a level's tiers: busy queues and losses (plan/loss.h), as a table and as members of a tier's object. */
 void psplan_loss_table(const psplan_view *v, const ps_level *l, ps_text *t);
 void psplan_loss_json(const psplan_view *v, const ps_level *l, const ps_tier *tier, ps_json *j);

@@ -58,17 +58,20 @@ static void explain_text(const psplan_view *v, const ps_level *l, const ps_tier 
         if (e->quality_s[i] > 0)
             ps_text_printf(t, " %s %.1f%%", ps_cost_quality_name((ps_cost_quality)i),
                            100 * e->quality_s[i] / e->step_s);
-    ps_text_printf(t, "\n  %-32s %8s %11s  %-13s  %s\n", "kernel", "calls", "time", "known from",
-                   "instead of");
+    bool choice = false;
+    for (uint32_t i = 0; i < e->n_kernels; i++)
+        choice = choice || e->kernels[i].rival != 0;
+    ps_text_printf(t, "\n  %-32s %8s %11s  %s%s\n", "kernel", "calls", "time", "known from",
+                   choice ? "     instead of" : "");
     for (uint32_t i = 0; i < e->n_kernels; i++) {
         const ps_explain_kernel *k = &e->kernels[i];
-        ps_text_printf(t, "  %-32s %8llu %11s  %-13s  ", kernel_name(v, k->kernel),
-                       (unsigned long long)k->n_calls, psplan_time(k->time_s, a),
-                       ps_cost_quality_name(k->quality));
+        ps_text_printf(t, "  %-32s %8llu %11s  ", kernel_name(v, k->kernel), (unsigned long long)k->n_calls,
+                       psplan_time(k->time_s, a));
         if (k->rival)
-            ps_text_printf(t, "%s, %s\n", kernel_name(v, k->rival), psplan_time(k->rival_s, b));
+            ps_text_printf(t, "%-13s  %s, %s\n", ps_cost_quality_name(k->quality), kernel_name(v, k->rival),
+                           psplan_time(k->rival_s, b));
         else
-            ps_text_printf(t, "the only one for its formats\n");
+            ps_text_printf(t, "%s\n", ps_cost_quality_name(k->quality));
     }
 }
 

@@ -1,4 +1,6 @@
 /* What psplan says of each tier's step: how busy the queues are, and what the step takes beyond everything in VRAM. */
+#include <math.h>
+
 #include "plan/loss.h"
 #include "psplan.h"
 
@@ -48,7 +50,8 @@ void psplan_loss_table(const psplan_view *v, const ps_level *l, ps_text *t) {
         ps_text_printf(t, "  %5.0f%%  %5.0f%%  %5.0f%%", percent(e.serial_s - e.hand_over_s, e.step_s),
                        percent(e.waits_s, e.step_s), percent(e.rates_s, e.step_s));
         ps_queue other = waits_most_for(&e);
-        if (gpu && other != e.busiest)
+        bool said = fmin(percent(e.waits_s, e.step_s), percent(e.wait_for_s[other], e.step_s)) >= 0.5;
+        if (gpu && other != e.busiest && said) /* what rounds to 0% is no wait */
             ps_text_printf(t, "  %s waits for %s", ps_queue_name(e.busiest), ps_queue_name(other));
         ps_text_printf(t, "\n");
     }

@@ -1,4 +1,6 @@
 /* What psplan prints about a plan: the table for people, and the same as JSON. */
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "plan/memory.h"
@@ -35,36 +37,44 @@ static void memory_map(const psplan_view *v, const ps_level *l, ps_text *t) {
                    b[0], b[1], b[2], b[3], b[4], b[5]);
 }
 
-static uint64_t bytes_of(const psplan_view *v, const ps_instr *in, uint32_t layer, int w) {
-    const ps_weight *x = ps_model_weight(v->model, layer, in->w[w]);
+/* Bytes of a weight that an instruction names, by how it finds them. */
+static void find_weight(const psplan_view *v, const ps_lower_request *r, const ps_program *p,
+                        const ps_instr *in, uint32_t layer, int w, psplan_found *f) {
+    const ps_weight *x = in->w[w] != PS_ROLE_NONE ? ps_model_weight(v->model, layer, in->w[w]) : NULL;
     if (!x)
-        return 0;
+        return;
+    bool dispatch = in->op == PS_OP_MOE_DISPATCH, cpu = in->queue == PS_QUEUE_CPU;
+    if (dispatch && x->experts > 1) {
+        ps_expert_share s = ps_instr_experts(r, p, in, layer);
+        double expert = (double)x->bytes / (double)x->experts;
+        f->host += cpu ? expert * s.there : 0;
+        f->direct += cpu ? 0 : expert * s.direct;
+        return;
+    }
     double share = 1, rows = (double)(x->experts > 1 ? x->experts : x->rows);
-    if (w == 0 || in->op == PS_OP_MOE_DISPATCH)
+    if (w == 0)
         share = (in->n_rows ? (double)in->n_rows / rows : 1) *
                 (in->n_cols ? (double)in->n_cols / (double)x->cols : 1);
-    return (uint64_t)((double)x->bytes * share);
+    double bytes = (double)x->bytes * share;
+    if (in->op == PS_OP_COPY)
+        f->copied += bytes;
+    else if (cpu)
+        f->host += bytes;
+    else if (in->at[w] == PS_AT_HOST)
+        f->direct += bytes;
 }
 
-psplan_found psplan_find_weights(const psplan_view *v, const ps_tier *t) {
+psplan_found psplan_find_weights(const psplan_view *v, const ps_level *level, const ps_tier *t) {
     const ps_program *p = &v->plan->programs[t->program];
+    ps_lower_request r = ps_lower_request_of(level, t, v->model, v->profile, v->cost);
     psplan_found f = {0, 0, 0};
     for (uint32_t b = 0; b < p->n_blocks; b++)
         for (uint32_t l = 0; l < p->blocks[b].n_layers; l++)
             for (uint32_t i = p->blocks[b].instr0; i < p->blocks[b].instr0 + p->blocks[b].n_instrs; i++) {
                 const ps_instr *in = &p->instrs[i];
                 uint32_t layer = ps_instr_weight_layer(v->plan, in, p->blocks[b].layer0 + l);
-                for (int w = 0; w < PS_OP_MAX_WEIGHTS && in->op != PS_OP_EMBED; w++) {
-                    if (in->w[w] == PS_ROLE_NONE || in->part == PS_MOE_PART_NEAR)
-                        continue;
-                    uint64_t bytes = bytes_of(v, in, layer, w);
-                    if (in->op == PS_OP_COPY)
-                        f.copied += bytes;
-                    else if (in->queue == PS_QUEUE_CPU)
-                        f.host += bytes;
-                    else if (in->at[w] == PS_AT_HOST)
-                        f.direct += bytes;
-                }
+                for (int w = 0; w < PS_OP_MAX_WEIGHTS && in->op != PS_OP_EMBED; w++)
+                    find_weight(v, &r, p, in, layer, w, &f);
             }
     return f;
 }
@@ -75,6 +85,9 @@ static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < v->plan->n_layers; i++)
         n += l->kv[i].space == PS_SPACE_VRAM;
+    bool mixture = false;
+    for (uint32_t i = 0; i < v->model->n_layers; i++)
+        mixture = mixture || v->model->layers[i].n_expert != 0;
     psplan_bytes((double)l->vram_base_bytes, b[0]);
     psplan_bytes((double)kv, b[1]);
     psplan_bytes((double)(l->vram_work_bytes - kv), b[2]);
@@ -89,16 +102,14 @@ static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
         const ps_tier *r = &l->tiers[i];
         if (i && r->max_tokens != l->n_seqs && i + 1 != l->n_tiers)
             continue;
-        psplan_found f = psplan_find_weights(v, r);
-        psplan_bytes((double)f.copied, b[0]);
-        psplan_bytes((double)f.direct, b[1]);
-        psplan_bytes((double)f.host, b[2]);
-        ps_text_printf(t, "  steps of %u: copied %s, read direct %s, computed by the CPU %s", r->max_tokens,
-                       b[0], b[1], b[2]);
+        psplan_found f = psplan_find_weights(v, l, r);
+        psplan_bytes(f.copied, b[0]);
+        psplan_bytes(f.direct, b[1]);
+        psplan_bytes(f.host, b[2]);
+        ps_text_printf(t, "  steps of %u: copied %s, read direct %s", r->max_tokens, b[0], b[1]);
         if (r->max_direct)
-            ps_text_printf(t, ", of which %u expert%s a layer direct", r->max_direct,
-                           r->max_direct == 1 ? "" : "s");
-        ps_text_printf(t, "\n");
+            ps_text_printf(t, " (%u expert%s a layer at most)", r->max_direct, r->max_direct == 1 ? "" : "s");
+        ps_text_printf(t, ", read by the CPU %s%s\n", b[2], mixture ? "; of experts those expected" : "");
     }
 }
 
@@ -106,17 +117,49 @@ static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
 static const ps_family shown[] = {PS_FAMILY_STATIC, PS_FAMILY_GPU, PS_FAMILY_DIRECT, PS_FAMILY_DYNAMIC,
                                   PS_FAMILY_SPLIT};
 
-static const char *residents(const ps_level_report *r) {
-    return r->own_mix ? "a mix of its own" : ps_path_name(r->path);
-}
-
 static const char *family_title(ps_family f) {
     return f == PS_FAMILY_STATIC ? "static, attention first" : ps_family_name(f);
 }
 
+/* Kinds that a path puts in order; small weights, which are always there, count with their blocks. */
+enum { FILL_ATTN, FILL_HEAD, FILL_FFN, FILL_COUNT };
+
+/* Of each kind's bytes those in VRAM, in percent. */
+static void filled(const psplan_view *v, const ps_level *l, double out[FILL_COUNT]) {
+    double held[FILL_COUNT] = {0}, all[FILL_COUNT] = {0};
+    for (uint32_t i = 0; i < v->model->n_shards; i++) {
+        ps_shard_kind kind = v->model->shards[i].kind;
+        if (kind != PS_SHARD_EMBED)
+            all[kind == PS_SHARD_ATTN   ? FILL_ATTN
+                : kind == PS_SHARD_HEAD ? FILL_HEAD
+                                        : FILL_FFN] += (double)v->model->shards[i].weight_bytes;
+    }
+    for (uint32_t i = 0; i < l->n_resident; i++) {
+        const ps_weight_range *r = &l->resident[i].range;
+        uint64_t bytes;
+        if (ps_weight_range_bytes(v->model, r, &bytes, NULL))
+            held[!ps_role_get(r->role)->per_layer ? FILL_HEAD
+                 : r->role < PS_ROLE_FFN_NORM     ? FILL_ATTN
+                                                  : FILL_FFN] += (double)bytes;
+    }
+    for (int i = 0; i < FILL_COUNT; i++)
+        out[i] = all[i] > 0 ? fmin(share(held[i], all[i]), 100) : 0;
+}
+
+/* "attention, head, feed-forward, as far as attention 100%, head 34%, feed-forward 0%". buf holds 192; returns buf. */
+static const char *fill_order(const psplan_view *v, const ps_level *l, const ps_level_report *r, char *buf) {
+    double f[FILL_COUNT];
+    filled(v, l, f);
+    snprintf(buf, 192, "%s, as far as attention %.0f%%, head %.0f%%, feed-forward %.0f%%",
+             r->own_mix ? "a mix of its own" : ps_path_name(r->path), f[FILL_ATTN], f[FILL_HEAD],
+             f[FILL_FFN]);
+    return buf;
+}
+
 void psplan_candidates(const psplan_view *v, uint32_t level, ps_text *t) {
     const ps_level_report *r = &v->report->levels[level];
-    char a[3][32];
+    const ps_level *l = &v->plan->levels[level];
+    char a[3][32], order[192];
     ps_text_printf(t, "  %-24s %11s %11s %11s\n", "candidates", "decode step", "prompts", "workload");
     for (size_t i = 0; i < sizeof shown / sizeof shown[0]; i++) {
         const ps_candidate *c = &r->family[shown[i]];
@@ -132,7 +175,8 @@ void psplan_candidates(const psplan_view *v, uint32_t level, ps_text *t) {
                    psplan_time(r->chosen.workload_s, a[2]), ps_family_name((ps_family)r->decode.family),
                    ps_family_name((ps_family)r->prompt.family),
                    r->smaller ? "; as for a smaller budget, which is faster" : "");
-    ps_text_printf(t, "  resident: %s; caches in VRAM: %s\n", residents(r), ps_kv_policy_name(r->kv_policy));
+    ps_text_printf(t, "  fills VRAM %s %s\n  caches in VRAM: %s\n", r->own_mix ? "with" : "in the order",
+                   fill_order(v, l, r, order), ps_kv_policy_name(r->kv_policy));
 }
 
 static void level_table(const psplan_view *v, const ps_level *l, ps_text *t) {
@@ -190,10 +234,12 @@ static void candidate_json(ps_json *j, const char *name, const ps_candidate *c) 
     ps_json_close(j);
 }
 
-static void report_json(const ps_level_report *r, bool gpu, ps_json *j) {
+static void report_json(const psplan_view *v, const ps_level *l, ps_json *j) {
+    const ps_level_report *r = &v->report->levels[l - v->plan->levels];
+    char order[192];
     ps_json_u64(j, "allowed_threads", r->asked_threads);
     ps_json_f64(j, "workload_s", r->chosen.workload_s);
-    if (!gpu)
+    if (!l->budget_bytes)
         return;
     ps_json_object(j, "candidates");
     for (size_t i = 0; i < sizeof shown / sizeof shown[0]; i++)
@@ -203,7 +249,7 @@ static void report_json(const ps_level_report *r, bool gpu, ps_json *j) {
     ps_json_object(j, "schedule");
     ps_json_str(j, "decode_from", ps_family_name((ps_family)r->decode.family));
     ps_json_str(j, "prompt_from", ps_family_name((ps_family)r->prompt.family));
-    ps_json_str(j, "resident", residents(r));
+    ps_json_str(j, "resident", fill_order(v, l, r, order));
     ps_json_str(j, "caches_in_vram", ps_kv_policy_name(r->kv_policy));
     ps_json_bool(j, "of_a_smaller_budget", r->smaller);
     ps_json_u64(j, "left_bytes", r->left_bytes);
@@ -219,7 +265,7 @@ static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
     ps_json_u64(j, "n_sequences", l->n_seqs);
     ps_json_u64(j, "n_threads", l->n_threads);
     if (v->report)
-        report_json(&v->report->levels[l - v->plan->levels], l->budget_bytes != 0, j);
+        report_json(v, l, j);
     ps_json_object(j, "memory");
     ps_json_u64(j, "weight_bytes", v->model->weight_bytes);
     ps_json_u64(j, "kv_bytes", kv);
@@ -249,11 +295,11 @@ static void level_json(const psplan_view *v, const ps_level *l, ps_json *j) {
         ps_json_f64(j, "reachable_bound_s", r->reachable_bound_s);
         ps_json_u64(j, "scratch_bytes", r->scratch_bytes);
         if (l->budget_bytes) {
-            psplan_found f = psplan_find_weights(v, r);
+            psplan_found f = psplan_find_weights(v, l, r);
             ps_json_u64(j, "vram_scratch_bytes", r->vram_scratch_bytes);
-            ps_json_u64(j, "copied_bytes", f.copied);
-            ps_json_u64(j, "direct_bytes", f.direct);
-            ps_json_u64(j, "cpu_bytes", f.host);
+            ps_json_u64(j, "copied_bytes", (uint64_t)f.copied);
+            ps_json_u64(j, "direct_bytes", (uint64_t)f.direct);
+            ps_json_u64(j, "cpu_bytes", (uint64_t)f.host);
             ps_json_u64(j, "max_direct", r->max_direct);
         }
         psplan_loss_json(v, l, r, j);

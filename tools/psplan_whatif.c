@@ -126,8 +126,8 @@ static void read_plan(const psplan_view *v, const question *q, prediction *out) 
     const ps_tier *a = &l->tiers[decode], *b = &l->tiers[fill];
     out->decode_s = ceil((double)l->n_seqs / a->max_tokens) * (a->step_empty_s + a->step_full_s) / 2;
     out->prefill_s = l->n_seqs * ceil(prompt / b->max_tokens) * b->step_empty_s;
-    out->decode_from = psplan_find_weights(v, a);
-    out->prefill_from = psplan_find_weights(v, b);
+    out->decode_from = psplan_find_weights(v, l, a);
+    out->prefill_from = psplan_find_weights(v, l, b);
     out->vram_weight_bytes = l->vram_weight_bytes;
     out->gpu = l->budget_bytes != 0;
 }

@@ -62,10 +62,17 @@ done
 json '[l["budget"] for l in d["levels"]] == ["host", "712MiB", "736MiB"]' "$dir/j"
 json 'all(l["memory"]["vram_base_bytes"] + l["memory"]["vram_work_bytes"] + l["memory"]["vram_weight_bytes"] <= l["budget_bytes"] for l in d["levels"][1:])' "$dir/j"
 json 'd["levels"][2]["memory"]["vram_weight_bytes"] >= d["levels"][1]["memory"]["vram_weight_bytes"] > 0' "$dir/j"
+json 'all(l["schedule"]["resident"].count("%") == 3 for l in d["levels"][1:])' "$dir/j"
 json 'all(t["copied_bytes"] + t["direct_bytes"] + t["cpu_bytes"] >= 0 for l in d["levels"][1:] for t in l["tiers"])' "$dir/j"
 json 'all(abs(sum(t["loss"][k] for k in ("in_vram_s", "budget_s", "hand_over_s", "serial_s", "waits_s", "rates_s")) / t["step_full_s"] - 1) < 1e-9 for l in d["levels"] for t in l["tiers"])' "$dir/j"
 json 'all(0 <= t["busy_s"][q] <= t["busy_s"][t["loss"]["busiest"]] for l in d["levels"] for t in l["tiers"] for q in ("cpu", "gpu", "h2d", "d2h"))' "$dir/j"
 json 'all(t["raw_bound_s"] <= t["reachable_bound_s"] for l in d["levels"] for t in l["tiers"]) and d["levels"][1]["tiers"][0]["busy_s"]["gpu"] > 0' "$dir/j"
+# Of experts a step reads those that it is expected to select, and the GPU what it reads itself; VRAM is filled as far as it goes.
+must "$bin/pssynth" --preset qwen3-30b-a3b-q4_0 --sparse "$dir/30b.gguf"
+"${gpu[@]}" --budget 2GiB --max-step 8 --json -o "$dir/g.yaml" "$dir/30b.gguf" >"$dir/j" 2>/dev/null || fail "30b --json"
+json 'all(0 < t["cpu_bytes"] + t["direct_bytes"] + t["copied_bytes"] < 0.1 * t["max_tokens"] * d["model"]["weight_bytes"] for l in d["levels"] for t in l["tiers"] if t["max_tokens"] <= 4)' "$dir/j"
+json 'all((t["direct_bytes"] > 0) >= (t["max_direct"] > 0) for l in d["levels"] for t in l["tiers"])' "$dir/j"
+json 'int(d["levels"][0]["schedule"]["resident"].rsplit(" ", 1)[1][:-1]) < 12' "$dir/j"
 # The same as a table: a row of shares for every tier, with the link where there is a GPU.
 "${gpu[@]}" --budget host,712MiB --force static -o "$dir/g.yaml" "$dir/mid.gguf" >"$dir/out" 2>/dev/null || fail "table"
 [ "$(grep -c ' | ' "$dir/out")" -eq "$(("$(grep -c '/s empty' "$dir/out")" + "$(grep -c ' | *[0-9]*%' "$dir/out")"))" ] || fail "tables: $(cat "$dir/out")"

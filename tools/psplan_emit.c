@@ -1,4 +1,5 @@
 /* psplan emit: a document as something else. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,11 +9,10 @@
 
 static const ps_option emit_options[] = {
     {"output", 'o', PS_OPT_TEXT, "FILE", "-", 0, 0, "Write here instead of standard output."},
-    {"budget", 'b', PS_OPT_TEXT, "NAME", NULL, 0, 0,
-     "Budget of the level to take; default the plan's first."},
+    {"budget", 'b', PS_OPT_TEXT, "NAME", NULL, 0, 0, "Budget of the level to take; default the largest."},
     {"context", 'c', PS_OPT_SIZE, "TOKENS", NULL, 1, 1e9,
      "Tokens that the level holds at least; default its budget's largest."},
-    {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Threads of the level; default its budget's first."},
+    {"threads", 't', PS_OPT_U64, "N", NULL, 1, 4096, "Threads of the level; default its most."},
     {"trace", 0, PS_OPT_TEXT, "FILE", NULL, 0, 0,
      "html: a trace of this plan, predicted against measured; the level is that of its last step."},
     PS_CLI_ROWS};
@@ -34,25 +34,63 @@ static const ps_command emit_command = {
     .max_args = 3,
 };
 
-/* The level that the options ask for: as psrun, but the shortest context that is long enough where one is given. */
-static ps_status find_level(const ps_plan *plan, const ps_opt_value *values, uint32_t *out, ps_error *err) {
-    const ps_opt_value *budget = ps_options_get(&emit_command, values, "budget"),
-                       *context = ps_options_get(&emit_command, values, "context"),
-                       *threads = ps_options_get(&emit_command, values, "threads");
-    const char *name = budget->set ? budget->text : plan->levels[0].budget;
-    bool found = false;
+/* What the options ask for. */
+typedef struct wish {
+    const ps_opt_value *budget, *context, *threads;
+} wish;
+
+static bool is_wished(const wish *w, const ps_level *l) {
+    uint64_t bytes;
+    bool named = !w->budget->set || strcmp(l->budget, w->budget->text) == 0 ||
+                 (ps_parse_size(w->budget->text, &bytes) && bytes != 0 && bytes == l->budget_bytes);
+    return named && (!w->context->set || l->bucket_tokens >= w->context->u64) &&
+           (!w->threads->set || l->n_threads == w->threads->u64);
+}
+
+/* As psrun: the largest budget, the fewest sequences, the most threads; the shortest context that is long enough where one is
+ * asked for, else the longest. */
+static bool better(const wish *w, const ps_level *a, const ps_level *b) {
+    if (a->budget_bytes != b->budget_bytes)
+        return a->budget_bytes > b->budget_bytes;
+    if (a->bucket_tokens != b->bucket_tokens)
+        return w->context->set ? a->bucket_tokens < b->bucket_tokens : a->bucket_tokens > b->bucket_tokens;
+    if (a->n_seqs != b->n_seqs)
+        return a->n_seqs < b->n_seqs;
+    return a->n_threads > b->n_threads;
+}
+
+/* Names the levels that there are, as many as a message holds. */
+static ps_status no_level(const ps_plan *plan, ps_error *err) {
+    char list[200];
+    size_t n = 0;
     for (uint32_t i = 0; i < plan->n_levels; i++) {
         const ps_level *l = &plan->levels[i];
-        if (strcmp(l->budget, name) != 0 || (context->set && l->bucket_tokens < context->u64) ||
-            (threads->set && l->n_threads != threads->u64))
-            continue;
-        if (!found || (!context->set && l->bucket_tokens > plan->levels[*out].bucket_tokens))
-            *out = i;
-        found = true;
+        char one[64];
+        int len = snprintf(one, sizeof one, "%s%s %llu %u", i ? ", " : "", l->budget,
+                           (unsigned long long)l->bucket_tokens, l->n_threads);
+        if (n + (size_t)len + sizeof ", ..." > sizeof list) {
+            snprintf(list + n, sizeof list - n, ", ...");
+            break;
+        }
+        memcpy(list + n, one, (size_t)len + 1);
+        n += (size_t)len;
     }
-    return found ? PS_OK
-                 : ps_error_set(err, PS_E_USAGE, "level",
-                                "the plan has none of this budget, context and number of threads");
+    return ps_error_set(err, PS_E_USAGE, "level",
+                        "the plan has none of this budget, context and number of threads; it has %s", list);
+}
+
+static ps_status find_level(const ps_plan *plan, const ps_opt_value *values, uint32_t *out, ps_error *err) {
+    wish w = {ps_options_get(&emit_command, values, "budget"),
+              ps_options_get(&emit_command, values, "context"),
+              ps_options_get(&emit_command, values, "threads")};
+    bool found = false;
+    for (uint32_t i = 0; i < plan->n_levels; i++)
+        if (is_wished(&w, &plan->levels[i]) &&
+            (!found || better(&w, &plan->levels[i], &plan->levels[*out]))) {
+            *out = i;
+            found = true;
+        }
+    return found ? PS_OK : no_level(plan, err);
 }
 
 /* The plan and, where the emitter asks for it, its model, proven to belong together. */

@@ -14,8 +14,11 @@ must "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --budget 760MiB --c
 # flags FILE: what a program would get, one argument a line.
 flags() { grep -v '^#' "$1" | xargs printf '%s\n'; }
 value() { flags "$1" | grep -x -A1 -- "$2" | tail -n 1; }
-must "${emit[@]}" llama.cpp "$dir/8b.yaml" "$dir/8b.gguf" -o "$dir/host"
-[ "$(value "$dir/host" -ngl)" = 0 ] && [ "$(value "$dir/host" -c)" = 4096 ] || fail "first budget: $(cat "$dir/host")"
+must "${emit[@]}" --budget host llama.cpp "$dir/8b.yaml" "$dir/8b.gguf" -o "$dir/host"
+[ "$(value "$dir/host" -ngl)" = 0 ] && [ "$(value "$dir/host" -c)" = 4096 ] || fail "host: $(cat "$dir/host")"
+must "${emit[@]}" --budget 4096MiB llama.cpp "$dir/8b.yaml" "$dir/8b.gguf" -o "$dir/most"
+[ "$(value "$dir/most" -c)" = 4096 ] || fail "4096MiB: $(cat "$dir/most")"
+"${emit[@]}" llama.cpp "$dir/8b.yaml" "$dir/8b.gguf" | cmp -s - "$dir/most" || fail "the default is not the largest budget"
 must "${emit[@]}" --budget 2GiB llama.cpp "$dir/8b.yaml" "$dir/8b.gguf" -o "$dir/small"
 must "${emit[@]}" --budget 4GiB --context 1000 --threads 4 llama.cpp "$dir/8b.yaml" "$dir/8b.gguf" -o "$dir/large"
 [ "$(value "$dir/small" -c)" = 4096 ] && [ "$(value "$dir/large" -c)" = 1024 ] || fail "level: $(cat "$dir/large")"
@@ -28,7 +31,7 @@ must "${emit[@]}" llama.cpp "$dir/moe.yaml" "$dir/moe.gguf" -o "$dir/moe"
 expect 64 "MODEL.gguf" "${emit[@]}" llama.cpp "$dir/8b.yaml"
 expect 64 "one file" "${emit[@]}" yaml "$dir/8b.yaml" "$dir/8b.gguf"
 expect 64 "is an input" "${emit[@]}" llama.cpp "$dir/moe.yaml" "$dir/moe.gguf" -o "$dir/moe.gguf"
-expect 64 "none of this" "${emit[@]}" --budget 3GiB llama.cpp "$dir/8b.yaml" "$dir/8b.gguf"
+expect 64 "it has host 1024 4, host 4096 4, 2GiB 1024 4," "${emit[@]}" --budget 3GiB llama.cpp "$dir/8b.yaml" "$dir/8b.gguf"
 expect 64 "none of this" "${emit[@]}" --context 5000 llama.cpp "$dir/8b.yaml" "$dir/8b.gguf"
 expect 64 "none of this" "${emit[@]}" --threads 3 llama.cpp "$dir/8b.yaml" "$dir/8b.gguf"
 expect 1 "$dir/8b.yaml" "${emit[@]}" llama.cpp "$dir/8b.yaml" "$dir/moe.gguf"
@@ -64,9 +67,11 @@ for d in drawings:
     xml.etree.ElementTree.fromstring(d)
 P
 }
-must "${emit[@]}" html "$dir/8b.yaml" -o "$dir/host.html"
+must "${emit[@]}" html --budget host "$dir/8b.yaml" -o "$dir/host.html"
 must "${emit[@]}" html --budget 4GiB "$dir/8b.yaml" -o "$dir/large.html"
 grep -q '<h2>VRAM</h2>' "$dir/large.html" && ! grep -q '<h2>VRAM</h2>' "$dir/host.html" || fail "the map of VRAM"
+! grep -q 'in VRAM\|class="k p[0124]"' "$dir/host.html" && grep -q 'in VRAM' "$dir/large.html" || fail "VRAM of a level that has none"
+grep -q '<bdi>.*[a-zA-Z].*</bdi>\.' "$dir/large.html" || fail "the machine is not named"
 page "$dir/host.html"
 page "$dir/large.html"
 for b in host 4GiB; do # of all the plan's levels, that of the page is in bold

@@ -200,18 +200,16 @@ static void print(const ps_profile *now, const verdict *v) {
     for (uint32_t i = 0; i < v->n; i++) {
         const row *r = &v->rows[i];
         const ps_profile_point *p = r->found;
-        char shape[64] = "";
-        if (p->heads_kv)
-            snprintf(shape, sizeof shape, "/%u kv %llu", p->heads_kv, (unsigned long long)p->kv_len);
+        char shape[PS_TUNE_SHAPE];
         printf("%+7.1f%%", 100 * r->error);
         if (v->again)
             printf(" = %+6.1f%% between, %+6.1f%% drift", 100 * r->between, 100 * r->drift);
-        printf("  %12s said, %12s found  %-12s %s %llux%llu%s, %u tok, %u thr%s\n",
+        printf("  %12s said, %12s found  %-12s %s %s, %u tok, %u thr%s\n",
                r->known ? ps_tune_time_text(r->said.time_s, said) : "nothing",
                ps_tune_time_text(p->time_s.median, found),
                r->known ? ps_cost_quality_name(r->said.quality) : "unknown",
-               ps_tune_kernel(now, p->kernel)->name, (unsigned long long)p->rows, (unsigned long long)p->cols,
-               shape, p->n_tokens, p->n_threads, p->time_s.noisy ? " (noisy)" : "");
+               ps_tune_kernel(now, p->kernel)->name, ps_tune_shape_text(p, shape), p->n_tokens, p->n_threads,
+               p->time_s.noisy ? " (noisy)" : "");
     }
     printf("%u points, %u not noisy and known: ", v->n, v->n_quiet);
     print_spread("error", &v->error);

@@ -29,6 +29,16 @@ const char *ps_tune_time_text(double s, char buf[24]) {
     return buf;
 }
 
+const char *ps_tune_shape_text(const ps_profile_point *p, char buf[PS_TUNE_SHAPE]) {
+    int n = p->rows ? snprintf(buf, PS_TUNE_SHAPE, "%llux%llu", (unsigned long long)p->rows,
+                               (unsigned long long)p->cols)
+                    : snprintf(buf, PS_TUNE_SHAPE, "%llu", (unsigned long long)p->cols);
+    if (p->heads_kv)
+        snprintf(buf + n, PS_TUNE_SHAPE - (size_t)n, "/%u kv %llu", p->heads_kv,
+                 (unsigned long long)p->kv_len);
+    return buf;
+}
+
 const char *ps_tune_value_text(double value, ps_unit unit, char buf[24]) {
     if (unit == PS_UNIT_SECONDS)
         return ps_tune_time_text(value, buf);

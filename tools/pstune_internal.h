@@ -19,6 +19,9 @@ const ps_kernel_spec *ps_tune_kernel(const ps_profile *profile, uint32_t id);
 
 /* "12.3 us" and the like; returns buf. */
 const char *ps_tune_time_text(double s, char buf[24]);
+/* "4096x14336", "4608" of what has no rows, "32x128/8 kv 1024"; returns buf. */
+enum { PS_TUNE_SHAPE = 96 };
+const char *ps_tune_shape_text(const ps_profile_point *p, char buf[PS_TUNE_SHAPE]);
 /* The same for any unit: "12.30 GB/s". */
 const char *ps_tune_value_text(double value, ps_unit unit, char buf[24]);
 

@@ -36,19 +36,14 @@ static double spread_frac(const ps_stat *s) {
 }
 
 static void print_point(const ps_kernel_spec *k, const ps_profile_point *p) {
-    char shape[64], kv[32] = "", t[24];
+    char shape[PS_TUNE_SHAPE], t[24];
     double bytes, flops;
     ps_point_work(k, p, &bytes, &flops);
-    if (p->rows)
-        snprintf(shape, sizeof shape, "%llux%llu", (unsigned long long)p->rows, (unsigned long long)p->cols);
-    else
-        snprintf(shape, sizeof shape, "%llu", (unsigned long long)p->cols);
-    if (p->heads_kv)
-        snprintf(kv, sizeof kv, "/%u kv %llu", p->heads_kv, (unsigned long long)p->kv_len);
-    printf("  %-12s%-14s %6u tok %3u thr  %-7s %11s +-%4.1f%% %8.2f GB/s %9.2f GFLOP/s%s%s\n", shape, kv,
-           p->n_tokens, p->n_threads, ps_beside_name(p->beside), ps_tune_time_text(p->time_s.median, t),
-           100 * spread_frac(&p->time_s), bytes / p->time_s.median * 1e-9, flops / p->time_s.median * 1e-9,
-           p->time_s.noisy ? " noisy" : "", p->time_s.stop == PS_STOP_CONVERGED ? "" : " *");
+    printf("  %-26s %6u tok %3u thr  %-7s %11s +-%4.1f%% %8.2f GB/s %9.2f GFLOP/s%s%s\n",
+           ps_tune_shape_text(p, shape), p->n_tokens, p->n_threads, ps_beside_name(p->beside),
+           ps_tune_time_text(p->time_s.median, t), 100 * spread_frac(&p->time_s),
+           bytes / p->time_s.median * 1e-9, flops / p->time_s.median * 1e-9, p->time_s.noisy ? " noisy" : "",
+           p->time_s.stop == PS_STOP_CONVERGED ? "" : " *");
     if (p->beside_bytes_per_s > 0)
         printf("  %61s streams beside: %.2f GB/s\n", "", p->beside_bytes_per_s * 1e-9);
 }

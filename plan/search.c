@@ -114,6 +114,45 @@ static ps_status at_base(ps_search *s, uint64_t n, uint32_t n_threads, ps_path p
     return status ? status : keep(s, out);
 }
 
+/* The families at exactly so many bytes: below the first point that is searched in full every step of VRAM adds what could not be done
+ * before, so that schedules of other points may be bad ones. */
+static ps_status add_families(ps_search *s, uint64_t avail, uint32_t n_threads, ps_path path, ps_schedule *c,
+                              uint32_t *n) {
+    ps_status status = PS_OK;
+    for (int f = 0; f < PS_FAMILY_COUNT && !status; f++) {
+        bool fits = false;
+        status = ps_climb_family(s, (ps_family)f, avail, n_threads, path, true, &c[*n], &fits);
+        *n += !status && fits;
+    }
+    return status;
+}
+
+/* The fastest of n candidates that really fits, is faster than below_s and not faster than not_below_s. Candidates are used up. */
+static ps_status best_of(ps_search *s, ps_schedule *c, uint32_t n, uint64_t avail, double not_below_s,
+                         double below_s, bool shares, ps_schedule *out, bool *feasible) {
+    *feasible = false;
+    while (n) {
+        uint32_t least = 0;
+        for (uint32_t i = 1; i < n; i++)
+            least = c[i].workload_s < c[least].workload_s ? i : least;
+        if (c[least].workload_s >= (*feasible ? out->workload_s : below_s))
+            return PS_OK;
+        bool fits = false;
+        ps_status status = shares ? ps_climb_shares(s, &c[least]) : PS_OK;
+        if (!status)
+            status = ps_climb_verify(s, &c[least], avail, &fits);
+        if (status)
+            return status;
+        if (fits && isfinite(c[least].workload_s) && c[least].workload_s >= not_below_s &&
+            (!*feasible || c[least].workload_s < out->workload_s)) {
+            *out = c[least];
+            *feasible = true;
+        }
+        c[least] = c[--n];
+    }
+    return PS_OK;
+}
+
 /* A point between two of them: their schedules with what is then resident, as far as that is not faster than the next one. */
 static ps_status at_point(ps_search *s, uint64_t n, uint32_t n_threads, ps_path path, found *out) {
     if (n % s->per_cell == 0)
@@ -129,23 +168,22 @@ static ps_status at_point(ps_search *s, uint64_t n, uint32_t n_threads, ps_path 
         if (status)
             return status;
     }
-    *out = (found){.point = n, .n_threads = n_threads, .path = path, .s = {.workload_s = INFINITY}};
+    *out = (found){.point = n, .n_threads = n_threads, .path = path};
+    const uint64_t avail = point_bytes(s, n);
+    ps_schedule c[2 + PS_FAMILY_COUNT];
+    uint32_t n_c = 0;
     ps_status status = PS_OK;
     for (int i = 0; i < 2 && !status; i++) {
-        ps_schedule c;
         bool fits = false;
         if (bases[i].feasible)
-            status = refill(s, &bases[i].s, point_bytes(s, n), &c, &fits);
-        if (fits && c.workload_s < out->s.workload_s)
-            out->s = c;
+            status = refill(s, &bases[i].s, avail, &c[n_c], &fits);
+        n_c += !status && fits;
     }
-    if (!status && isfinite(out->s.workload_s))
-        status = ps_climb_shares(s, &out->s);
-    bool fits = isfinite(out->s.workload_s);
-    if (!status && fits)
-        status = ps_climb_verify(s, &out->s, point_bytes(s, n), &fits);
-    out->feasible = fits && isfinite(out->s.workload_s) &&
-                    (!bases[1].feasible || out->s.workload_s >= bases[1].s.workload_s);
+    if (!status)
+        status = add_families(s, avail, n_threads, path, c, &n_c);
+    if (!status)
+        status = best_of(s, c, n_c, avail, bases[1].feasible ? bases[1].s.workload_s : 0, INFINITY, true,
+                         &out->s, &out->feasible);
     return status ? status : keep(s, out);
 }
 
@@ -196,11 +234,17 @@ static ps_status best_below(ps_search *s, uint64_t avail, uint32_t n_threads, ps
     double not_below_s = !status && next.feasible ? next.s.workload_s : 0;
     for (uint64_t b = point_bytes(s, n) + PS_VRAM_ALIGN; b <= bytes && !status && at.feasible;
          b += PS_VRAM_ALIGN) {
+        ps_schedule c[1 + PS_FAMILY_COUNT];
+        uint32_t n_c = 0;
+        bool fits = false;
         f = at;
-        status = refill(s, &at.s, b, &f.s, &f.feasible);
-        if (!status && f.feasible && f.s.workload_s < best->workload_s)
-            status = ps_climb_verify(s, &f.s, b, &f.feasible);
-        f.feasible = f.feasible && f.s.workload_s >= not_below_s;
+        status = refill(s, &at.s, b, &c[0], &fits);
+        n_c += !status && fits;
+        if (!status && (n < s->per_cell || b == bytes))
+            status = add_families(s, b, n_threads, path, c, &n_c);
+        if (!status)
+            status = best_of(s, c, n_c, b, not_below_s, *feasible ? best->workload_s : INFINITY, false, &f.s,
+                             &f.feasible);
         if (!status)
             take(&f, best, feasible);
     }
@@ -323,7 +367,7 @@ ps_status ps_search_families(ps_search *s, const ps_level_request *lr, ps_schedu
     for (int f = 0; f < PS_FAMILY_COUNT; f++) {
         bool fits;
         ps_status status = ps_climb_family(s, (ps_family)f, avail_of(s, lr), lr->n_threads, PS_PATH_COUNT,
-                                           false, &out[f], &fits);
+                                           true, &out[f], &fits);
         if (status)
             return status;
         if (!fits)

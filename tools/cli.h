@@ -30,6 +30,7 @@
     static void ps_cli_guard(void) {                                                                         \
         const struct sigaction action = {.sa_handler = on_bus_error};                                        \
         sigaction(SIGBUS, &action, NULL);                                                                    \
+        signal(SIGXFSZ, SIG_IGN); /* the write fails with EFBIG, and is said */                              \
     }
 
 /* Answer --help, --man or --version on standard output. True if one was given. */

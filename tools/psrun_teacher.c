@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/file.h"
@@ -30,48 +29,21 @@ static ps_status run_windows(const psrun *r, ps_session *s, const int32_t *ids, 
                 return status;
         }
         if (fwrite(logits, sizeof *logits * n_vocab, n, out) != n)
-            return ps_error_errno(err, PS_E_IO, psrun_option(r, "logits-out")->text, errno, "cannot write");
+            return ps_file_write_error(psrun_option(r, "logits-out")->text, errno, err);
     }
     return PS_OK;
 }
 
-/* A new file beside what `path` leads to, with the mode that a file of that name has or would get.
- * *out_target, *out_temp: NULL before; names from malloc, also where it fails. */
-static ps_status open_beside(const char *path, char **out_target, char **out_temp, FILE **out,
-                             ps_error *err) {
-    ps_status status = ps_file_check_output(path, err);
-    if (status != PS_OK)
-        return status;
-    *out_target = realpath(path, NULL); /* a link stays one */
-    if (*out_target == NULL && errno != ENOENT)
-        return ps_error_errno(err, PS_E_CANTCREATE, path, errno, "cannot create");
-    if (*out_target == NULL)
-        *out_target = strdup(path);
-    size_t len = *out_target == NULL ? 0 : strlen(*out_target);
-    *out_temp = *out_target == NULL ? NULL : malloc(len + 8);
-    if (*out_temp == NULL)
-        return ps_error_set(err, PS_E_NOMEM, path, "no memory");
-    memcpy(*out_temp, *out_target, len);
-    memcpy(*out_temp + len, ".XXXXXX", 8);
-    int fd = mkostemp(*out_temp, O_CLOEXEC);
-    if (fd < 0) {
-        int e = errno;
-        free(*out_temp);
-        *out_temp = NULL; /* nothing to remove */
-        return ps_error_errno(err, PS_E_CANTCREATE, path, e, "cannot create");
-    }
-    struct stat st;
-    mode_t mode = umask(0);
-    umask(mode);
-    mode = stat(*out_target, &st) == 0 ? st.st_mode & 0777 : 0666 & ~mode;
-    if (fchmod(fd, mode) == 0)
-        *out = fdopen(fd, "wb");
-    if (*out == NULL) {
-        int e = errno;
+/* Of its own descriptor, so that it can be closed before the file gets its name. */
+static ps_status open_stream(const ps_file_new *file, const char *path, FILE **out, ps_error *err) {
+    const int fd = fcntl(file->fd, F_DUPFD_CLOEXEC, 0);
+    *out = fd >= 0 ? fdopen(fd, "wb") : NULL;
+    if (*out != NULL)
+        return PS_OK;
+    const int e = errno;
+    if (fd >= 0)
         close(fd);
-        return ps_error_errno(err, PS_E_CANTCREATE, path, e, "cannot create");
-    }
-    return PS_OK;
+    return ps_error_errno(err, PS_E_CANTCREATE, path, e, "cannot create");
 }
 
 ps_status psrun_teacher(const psrun *r, ps_error *err) {
@@ -88,7 +60,7 @@ ps_status psrun_teacher(const psrun *r, ps_error *err) {
     const uint64_t size = r->input_bytes;
     float *logits = NULL;
     FILE *out = NULL;
-    char *target = NULL, *partial = NULL;
+    ps_file_new file = {.fd = -1};
     ps_session *session = NULL;
     ps_status status = PS_OK;
     for (uint64_t i = 0; i < size / sizeof(int32_t); i++) {
@@ -109,7 +81,8 @@ ps_status psrun_teacher(const psrun *r, ps_error *err) {
     /* Gigabytes that stream: they get their name only when all are there. */
     if (strcmp(out_path, "-") == 0)
         out = stdout;
-    else if ((status = open_beside(out_path, &target, &partial, &out, err)) != PS_OK)
+    else if ((status = ps_file_new_open(out_path, &file, err)) != PS_OK ||
+             (status = open_stream(&file, out_path, &out, err)) != PS_OK)
         goto done;
     ps_sampler_params greedy = {.top_p = 1};
     status = ps_session_new(r->engine, &greedy, &session, err);
@@ -118,13 +91,10 @@ ps_status psrun_teacher(const psrun *r, ps_error *err) {
                              logits, out, err);
 done:
     if (out != NULL && out != stdout && fclose(out) != 0 && status == PS_OK)
-        status = ps_error_errno(err, PS_E_IO, out_path, errno, "cannot write");
-    if (partial != NULL && status == PS_OK && rename(partial, target) != 0)
-        status = ps_error_errno(err, PS_E_CANTCREATE, out_path, errno, "cannot replace");
-    if (partial != NULL && status != PS_OK)
-        (void)unlink(partial);
-    free(partial);
-    free(target);
+        status = ps_file_write_error(out_path, errno, err);
+    if (file.fd >= 0 && status == PS_OK)
+        status = ps_file_new_commit(&file, out_path, err);
+    ps_file_new_drop(&file);
     ps_session_free(session);
     free(logits);
     return status;

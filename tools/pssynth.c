@@ -129,6 +129,7 @@ int main(int argc, char **argv) {
     const struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN); /* the write fails with EFBIG, and is said */
     if (status == PS_OK)
         status = synth_write(path, &shape, get(values, "seed")->u64, get(values, "sparse")->set,
                              get(values, "no-tokenizer")->set, &stop_signal, &bytes, &err);

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/clock.h"
+
 /* Open a regular file and tell its size; a directory or device is refused by name. */
 static ps_status open_regular(const char *path, int *out_fd, uint64_t *out_size, ps_error *err) {
     /* O_NONBLOCK: a named pipe must be refused below, not waited for. */
@@ -157,64 +159,129 @@ ps_status ps_file_check_output(const char *path, ps_error *err) {
                                             : "cannot create: is not a regular file");
 }
 
-ps_status ps_file_write_atomic(const char *path, const void *data, uint64_t size, ps_error *err) {
+/* A file without a name in the folder of `target`; -1 where the file system or a missing /proc rules that out, with errno of a
+ * failure, or 0. */
+static int open_nameless(const char *target) {
+    char *dir = parent_of(target), proc[40];
+    if (dir == NULL) {
+        errno = ENOMEM;
+        return -1;
+    }
+    int fd = open(dir, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600), e = errno;
+    free(dir);
+    errno = e == EOPNOTSUPP || e == EISDIR || e == EINVAL || e == ENOENT ? 0 : e;
+    if (fd < 0)
+        return -1;
+    snprintf(proc, sizeof proc, "/proc/self/fd/%d", fd);
+    if (access(proc, F_OK) == 0)
+        return fd;
+    close(fd);
+    errno = 0;
+    return -1;
+}
+
+static int give_mode(const ps_file_new *f) {
+    struct stat st;
+    mode_t mode = umask(0);
+    umask(mode);
+    mode = stat(f->target, &st) == 0 ? st.st_mode & 0777 : 0666 & ~mode;
+    return fchmod(f->fd, mode) == 0 ? 0 : errno;
+}
+
+ps_status ps_file_new_open(const char *path, ps_file_new *out, ps_error *err) {
+    *out = (ps_file_new){.fd = -1};
     ps_status status = ps_file_check_output(path, err);
     if (status != PS_OK)
         return status;
     char *real = malloc(PATH_MAX);
-    if (real == NULL)
-        return ps_error_set(err, PS_E_NOMEM, path, "no memory");
-    const char *target = realpath(path, real);
-    if (target == NULL && errno != ENOENT) {
-        int e = errno;
-        free(real);
-        return ps_error_errno(err, PS_E_CANTCREATE, path, e, "cannot create");
-    }
+    int e = real == NULL ? ENOMEM : 0;
+    const char *target = e == 0 ? realpath(path, real) : NULL;
+    if (target == NULL && e == 0 && errno != ENOENT)
+        e = errno;
     if (target == NULL)
         target = path; /* not there yet */
     size_t len = strlen(target);
-    char *temp = malloc(len + 8);
-    if (temp == NULL) {
-        free(real);
-        return ps_error_set(err, PS_E_NOMEM, path, "no memory");
-    }
-    memcpy(temp, target, len);
-    memcpy(temp + len, ".XXXXXX", 8);
-    int fd = mkostemp(temp, O_CLOEXEC);
-    if (fd < 0) {
-        int e = errno;
-        free(temp);
-        free(real);
-        return ps_error_errno(err, PS_E_CANTCREATE, path, e, "cannot create");
-    }
-    /* Keep the mode of the file that is replaced; a new one gets the umask's default. */
-    struct stat st;
-    mode_t mode;
-    if (stat(target, &st) == 0) {
-        mode = st.st_mode & 0777;
-    } else {
-        mode_t mask = umask(0);
-        umask(mask);
-        mode = 0666 & ~mask;
-    }
-    int e = fchmod(fd, mode) != 0 ? errno : 0;
-    if (e == 0)
-        e = write_all(fd, data, size);
-    if (e == 0 && fsync(fd) != 0)
-        e = errno;
-    if (close(fd) != 0 && e == 0)
-        e = errno;
-    if (e == 0 && rename(temp, target) != 0)
-        e = errno;
-    if (e != 0)
-        unlink(temp);
-    else
-        sync_parent(target);
-    free(temp);
+    if (e == 0 && ((out->target = strdup(target)) == NULL || (out->temp = malloc(len + 8)) == NULL))
+        e = ENOMEM;
     free(real);
+    if (e == 0) {
+        memcpy(out->temp, out->target, len);
+        memcpy(out->temp + len, ".XXXXXX", 8);
+        out->fd = open_nameless(out->target);
+        if (out->fd < 0 && errno == 0) {
+            out->fd = mkostemp(out->temp, O_CLOEXEC);
+            out->named = out->fd >= 0;
+        }
+        e = out->fd < 0 ? errno : give_mode(out);
+    }
     if (e == 0)
         return PS_OK;
-    /* A full disk or a failing device is an I/O error; anything else says that the file cannot be here. */
-    ps_status fallback = e == ENOSPC || e == EIO || e == EDQUOT ? PS_E_IO : PS_E_CANTCREATE;
+    ps_file_new_drop(out);
+    return ps_error_errno(err, PS_E_CANTCREATE, path, e, "cannot create");
+}
+
+/* Name a file that has none: the target's if nothing is there, else the temporary one. */
+static int give_name(ps_file_new *f, bool *out_done) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz012345";
+    char proc[40];
+    snprintf(proc, sizeof proc, "/proc/self/fd/%d", f->fd);
+    *out_done = linkat(AT_FDCWD, proc, AT_FDCWD, f->target, AT_SYMLINK_FOLLOW) == 0;
+    if (*out_done)
+        return 0;
+    uint64_t bits = ps_clock_ns() ^ ((uint64_t)getpid() << 20);
+    for (int tries = 0; errno == EEXIST && tries < 100; tries++, bits += 0x9e3779b9) {
+        for (size_t i = 0, at = strlen(f->temp) - 6; i < 6; i++)
+            f->temp[at + i] = letters[bits >> (5 * i) & 31];
+        if (linkat(AT_FDCWD, proc, AT_FDCWD, f->temp, AT_SYMLINK_FOLLOW) == 0) {
+            f->named = true;
+            return 0;
+        }
+    }
+    return errno;
+}
+
+ps_status ps_file_new_commit(ps_file_new *f, const char *path, ps_error *err) {
+    bool done = false;
+    int e = fsync(f->fd) != 0 ? errno : 0;
+    if (e == 0 && !f->named)
+        e = give_name(f, &done);
+    if (close(f->fd) != 0 && e == 0 && !done)
+        e = errno;
+    f->fd = -1;
+    if (e == 0 && !done && rename(f->temp, f->target) != 0)
+        e = errno;
+    if (e == 0) {
+        f->named = false;
+        sync_parent(f->target);
+    }
+    ps_file_new_drop(f);
+    return e == 0 ? PS_OK : ps_file_write_error(path, e, err);
+}
+
+void ps_file_new_drop(ps_file_new *f) {
+    if (f->fd >= 0)
+        close(f->fd);
+    if (f->named)
+        unlink(f->temp);
+    free(f->temp);
+    free(f->target);
+    *f = (ps_file_new){.fd = -1};
+}
+
+/* A full disk, a limit or a failing device is an I/O error; anything else says that the file cannot be here. */
+ps_status ps_file_write_error(const char *path, int e, ps_error *err) {
+    ps_status fallback = e == ENOSPC || e == EIO || e == EDQUOT || e == EFBIG ? PS_E_IO : PS_E_CANTCREATE;
     return ps_error_errno(err, fallback, path, e, "cannot write");
+}
+
+ps_status ps_file_write_atomic(const char *path, const void *data, uint64_t size, ps_error *err) {
+    ps_file_new f;
+    ps_status status = ps_file_new_open(path, &f, err);
+    if (status != PS_OK)
+        return status;
+    int e = write_all(f.fd, data, size);
+    if (e == 0)
+        return ps_file_new_commit(&f, path, err);
+    ps_file_new_drop(&f);
+    return ps_file_write_error(path, e, err);
 }

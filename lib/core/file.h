@@ -32,7 +32,24 @@ bool ps_file_is_same(const char *a, const char *b);
  * (PS_E_CANTCREATE): a rename would put a plain file in its place. So is a new file in a folder that is not there or takes none. */
 ps_status ps_file_check_output(const char *path, ps_error *err);
 
-/* Replace `path` by `size` bytes atomically: written to a temporary file beside it, synced, renamed. A symbolic link stays
+/* A file that is being written and replaces what `path` leads to when it is complete. It has no name until then where the file
+ * system allows that (O_TMPFILE), so that nothing is left of a process that is killed; else a temporary one beside the target. */
+typedef struct ps_file_new {
+    int fd; /* to write to, owned by this */
+    char *target, *temp;
+    bool named; /* a file of the name `temp` is there */
+} ps_file_new;
+/* Mode of the file that it replaces, or what the umask leaves. On an error nothing is held. Errors: PS_E_CANTCREATE, PS_E_PERM,
+ * PS_E_NOMEM. */
+ps_status ps_file_new_open(const char *path, ps_file_new *out, ps_error *err);
+/* Sync it and put it in place; or, on an error, drop it. path: for the error. */
+ps_status ps_file_new_commit(ps_file_new *file, const char *path, ps_error *err);
+/* Close and forget it: the target is untouched. Also after any of the calls above. */
+void ps_file_new_drop(ps_file_new *file);
+/* The error of a write that failed with errno `e`: PS_E_IO where there is no room, or no more is allowed. */
+ps_status ps_file_write_error(const char *path, int e, ps_error *err);
+
+/* Replace `path` by `size` bytes atomically, as ps_file_new does: written, synced, put in place. A symbolic link stays
  * one: the file that it leads to is replaced. On any error the old file is untouched and no temporary file is left.
  * Errors: PS_E_CANTCREATE, PS_E_PERM, PS_E_IO. */
 ps_status ps_file_write_atomic(const char *path, const void *data, uint64_t size, ps_error *err);

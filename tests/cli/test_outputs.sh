@@ -51,6 +51,25 @@ must "${plan[@]}" --output "$dir/link.yaml" "$m"
 : >"$dir/logits"
 ln -s logits "$dir/logits.link"
 must "${run[@]}" --teacher-force "$dir/ids" --logits-out "$dir/logits.link" "$m"
+# A signal or a limit leaves nothing behind, and a limit is said; the new file appears only when it is complete.
+mkdir "$dir/left"
+python3 -c 'import array,sys; array.array("i", [i % 50 for i in range(100000)]).tofile(open(sys.argv[1], "wb"))' "$dir/many"
+"${run[@]}" --teacher-force "$dir/many" --window 16 --logits-out "$dir/left/x" "$m" &
+pid=$!
+for ((i = 0; i < 200; i++)); do # until it writes
+  [ -n "$(find /proc/$pid/fd -lname "$dir/left/*" 2>/dev/null)" ] && break
+  sleep 0.05
+done
+[ $i -lt 200 ] || fail "no logits are written within 10 s"
+kill -TERM $pid
+wait $pid 2>/dev/null
+[ $? -eq 143 ] || fail "the run ended before it was killed"
+[ -z "$(ls -A "$dir/left")" ] || fail "a killed run left $(ls -A "$dir/left")"
+limited() { (ulimit -f "$1" && shift && "$@"); }
+expect 74 "left/x: cannot write" limited 4 "${run[@]}" --teacher-force "$dir/many" --window 16 --logits-out "$dir/left/x" "$m"
+expect 74 "left/x: cannot write" limited 1 "$bin/psplan" --profile "$dir/profile.yaml" --threads 1 --context 256 --output "$dir/left/x" "$m"
+expect 74 "left/x: cannot write" limited 4 "$bin/pssynth" "$dir/left/x"
+[ -z "$(ls -A "$dir/left")" ] || fail "a limit left $(ls -A "$dir/left")"
 [ -L "$dir/logits.link" ] && [ -s "$dir/logits" ] || fail "a link was not followed by --logits-out"
 ls "$dir" | grep -q '^logits.*\.' | grep -v link && fail "--logits-out left a file behind"
 
@@ -79,17 +98,13 @@ wait "$pid"
 # A model cut short while it is read: one line, no crash.
 cp "$m" "$dir/cut.gguf"
 mkfifo "$dir/in"
-"${run[@]}" -m - -n 2 "$dir/cut.gguf" <"$dir/in" >/dev/null 2>"$dir/err" &
+"${run[@]}" --teacher-force "$dir/many" --window 16 --logits-out - "$dir/cut.gguf" >"$dir/in" 2>"$dir/err" &
 pid=$!
-exec 9>"$dir/in" # psrun opens the model before it reads the prompt
-for _ in $(seq 200); do
-  grep -q cut.gguf "/proc/$pid/maps" 2>/dev/null && grep -q . "/proc/$pid/task/$pid/wchan" 2>/dev/null && break
-  sleep 0.05
-done
-sleep 1
+exec 9<"$dir/in"
+head -c 1 <&9 >/dev/null # it has begun, and waits for a reader of the rest
 : >"$dir/cut.gguf"
-echo Hello >&9
-exec 9>&-
+cat <&9 >/dev/null
+exec 9<&-
 wait "$pid"
 [ $? -eq 74 ] || fail "a model cut short: $(cat "$dir/err")"
 [ "$(wc -l <"$dir/err")" -eq 1 ] && grep -q 'cut short' "$dir/err" || fail "a model cut short: $(cat "$dir/err")"

@@ -154,6 +154,9 @@ WRAP(int, ftruncate, int fd, off_t n) {
 WRAP(int, fsync, int fd) {
     return fails(CALL_fsync) ? -1 : __real_fsync(fd);
 }
+WRAP(int, linkat, int from_dir, const char *from, int to_dir, const char *to, int flags) {
+    return fails(CALL_linkat) ? -1 : __real_linkat(from_dir, from, to_dir, to, flags);
+}
 WRAP(int, rename, const char *from, const char *to) {
     return fails(CALL_rename) ? -1 : __real_rename(from, to);
 }

@@ -28,6 +28,7 @@
     X(write, ENOSPC)                                                                                         \
     X(ftruncate, EFBIG)                                                                                      \
     X(fsync, EIO)                                                                                            \
+    X(linkat, EIO)                                                                                           \
     X(rename, EIO)
 
 /* What is held now, and the most heap bytes since ps_fault_reset_peak. */

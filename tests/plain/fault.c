@@ -15,7 +15,7 @@
 /* Test state; this file is no library. What is held is counted in any thread, calls fail in the body's only. */
 static ps_fault_held held;
 static uint64_t calls, fail_at;
-static bool fail_onwards, armed, hit;
+static bool fail_onwards, armed, hit, no_tmpfile;
 
 enum fault_call {
 #define FAULT_ENUM(call, error) CALL_##call,
@@ -38,6 +38,10 @@ static bool fails(enum fault_call call) {
     hit = true;
     errno = fault_errno[call];
     return true;
+}
+
+void ps_fault_no_tmpfile(bool refuse) {
+    no_tmpfile = refuse;
 }
 
 static int64_t add(int64_t *what, int64_t n) {
@@ -108,6 +112,10 @@ int __wrap_open(const char *path, int flags, ...) {
     }
     if (fails(CALL_open))
         return -1;
+    if (no_tmpfile && (flags & O_TMPFILE) == O_TMPFILE) {
+        errno = EOPNOTSUPP;
+        return -1;
+    }
     int fd = __real_open(path, flags, mode);
     add(&held.descriptors, fd >= 0);
     return fd;

@@ -43,6 +43,8 @@ void ps_fault_reset_peak(void);
 void ps_fault_arm(uint64_t n, bool onwards);
 /* Stop failing; wrapped calls seen since ps_fault_arm. */
 uint64_t ps_fault_disarm(void);
+/* Refuse files without a name from now on, as some file systems do; that is no injected failure. */
+void ps_fault_no_tmpfile(bool refuse);
 /* True if a call was made to fail since ps_fault_arm. */
 bool ps_fault_hit(void);
 

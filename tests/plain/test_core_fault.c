@@ -60,6 +60,14 @@ static const char *write_body(void *ctx, bool injected) {
     return holds(old_text) ? NULL : "failure, but the old text is gone";
 }
 
+/* The same where the file system has no files without a name. */
+static const char *write_named_body(void *ctx, bool injected) {
+    ps_fault_no_tmpfile(true);
+    const char *complaint = write_body(ctx, injected);
+    ps_fault_no_tmpfile(false);
+    return complaint;
+}
+
 static const char *read_body(void *ctx, bool injected) {
     (void)ctx;
     ps_error err = {0};
@@ -161,8 +169,10 @@ int main(void) {
     static const struct {
         const char *name;
         ps_fault_body body;
-    } sweeps[] = {{"write", write_body}, {"read", read_body},   {"map", map_body},
-                  {"json", text_body},   {"arena", arena_body}, {"help", help_body}};
+    } sweeps[] = {{"write", write_body}, {"write, named", write_named_body},
+                  {"read", read_body},   {"map", map_body},
+                  {"json", text_body},   {"arena", arena_body},
+                  {"help", help_body}};
     unsigned bad = 0;
     uint64_t total = 0;
     for (size_t i = 0; i < sizeof sweeps / sizeof *sweeps; i++) {

@@ -20,7 +20,7 @@ class NotRun(Exception):
 
 Scale = collections.namedtuple("Scale", "dense moe n_ctx few short long budgets streaming_mib context tune_s quick_s repeat")
 REAL = Scale("minitron-8b-f16", "qwen3-30b-a3b-q4_0", 40960, 64, 1024, 16384, [3072, 8192], 3072, 2048, 200, 36, 3)
-TINY = Scale("tiny-llama", "tiny-qwen3moe", 2048, 4, 8, 24, [150, 200], 150, 64, 5, 1, 1)
+TINY = Scale("tiny-llama", "tiny-qwen3moe", 2048, 4, 8, 24, [150, 200], 150, 64, 6, 3, 1)
 # Large enough that not all of them fits beside what any run takes.
 TINY_SHAPES = {"tiny-llama": "--type F16 --n-embd 512 --n-ff 1536 --n-layers 5", "tiny-qwen3moe": "--type F16 --n-expert 128 --n-ff-expert 256"}
 
@@ -237,7 +237,7 @@ def profile(c, preset):
 @part("timer", 120, "CUPTI can be used; short profiles by it and by events")
 def timer(c):
     paths = [c.work(f"timer-{t}.yaml") for t in ("events", "cupti")]
-    seconds = "4" if c.emulated else "20"
+    seconds = "8" if c.emulated else "20"
     pstune(c, paths[0], "--quick", "--fresh", "--time", seconds, "--timer", "events", seconds=50)
     try:
         pstune(c, paths[1], "--quick", "--fresh", "--time", seconds, "--timer", "cupti", seconds=60)
@@ -559,7 +559,8 @@ def points_model(c):
 @part("resume", 200, "pstune killed at random moments, twenty times, resumes and ends")
 def resume(c):
     path, killed = c.work("killed.yaml"), 0
-    command = [c.tool("pstune"), "--quick", "--device", c.o.device, "--time", "12" if not c.emulated else "4", "-o", path]
+    command = [c.tool("pstune"), "--quick", "--device", c.o.device, *(["--time", "12"] if not c.emulated else ["--time", "4", "--model", model(c, c.scale.dense)]),
+               "-o", path]
     for leftover in (path, path + ".partial"):
         if os.path.exists(leftover):
             os.unlink(leftover)

@@ -5,34 +5,15 @@
 #include <string.h>
 
 #include "core/checked.h"
+#include "core/utf8.h"
 #include "emit/html_internal.h"
 
 enum { MAX_TEXT = 256, MAX_LEVELS = 64 };
 
-/* Bytes of the UTF-8 character at s; 0 if it is none that may be shown. */
-static int utf8(const unsigned char *s) {
-    if (s[0] < 0x80)
-        return s[0] >= ' ' && s[0] != 0x7f;
-    int n = s[0] >= 0xf0 && s[0] < 0xf5   ? 4
-            : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
-            : s[0] >= 0xc2 && s[0] < 0xe0 ? 2
-                                          : 0;
-    uint32_t c = n == 4 ? s[0] & 7u : n == 3 ? s[0] & 15u : s[0] & 31u;
-    for (int i = 1; i < n; i++) {
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-        c = c << 6 | (s[i] & 0x3fu);
-    }
-    static const uint32_t least[5] = {0, 0, 0xa0, 0x800, 0x10000};
-    bool direction = c == 0x61c || c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) ||
-                     (c >= 0x2066 && c <= 0x2069);
-    return n && c >= least[n] && c <= 0x10ffff && !(c >= 0xd800 && c < 0xe000) && !direction ? n : 0;
-}
-
 void ps_html_text(ps_text *t, const char *s) {
     size_t n = strnlen(s, MAX_TEXT);
     for (size_t i = 0; i < n;) {
-        int len = utf8((const unsigned char *)s + i); /* stops at the NUL at the latest */
+        uint32_t cp, len = ps_utf8_sequence(s + i, n - i, &cp);
         switch (s[i]) {
         case '&':
             ps_text_printf(t, "&amp;");
@@ -50,12 +31,12 @@ void ps_html_text(ps_text *t, const char *s) {
             ps_text_printf(t, "&#39;");
             break;
         default:
-            if (len)
-                ps_text_put(t, s + i, (uint64_t)len);
+            if (len && ps_utf8_is_plain(cp))
+                ps_text_put(t, s + i, len);
             else
                 ps_text_printf(t, "?");
         }
-        i += len > 1 ? (size_t)len : 1;
+        i += len ? len : 1;
     }
 }
 

@@ -8,38 +8,18 @@
 #include "core/checked.h"
 #include "core/hash.h"
 #include "core/json.h"
-
-/* Decode one code point; 0 if malformed (NUL never gets here). */
-static uint32_t decode_utf8(const unsigned char *s, unsigned *out_len) {
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-    unsigned len = s[0] < 0x80   ? 1
-                   : s[0] < 0xc2 ? 0
-                   : s[0] < 0xe0 ? 2
-                   : s[0] < 0xf0 ? 3
-                   : s[0] < 0xf5 ? 4
-                                 : 0;
-    if (len == 0)
-        return 0;
-    uint32_t cp = len == 1 ? s[0] : s[0] & (0x7fu >> len);
-    for (unsigned i = 1; i < len; i++) {
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-        cp = cp << 6 | (s[i] & 0x3fu);
-    }
-    if (cp < least[len] || cp > 0x10ffff || (cp >= 0xd800 && cp <= 0xdfff))
-        return 0;
-    *out_len = len;
-    return cp;
-}
+#include "core/utf8.h"
 
 bool ps_string_clean(const char *s, bool multiline) {
-    for (const unsigned char *p = (const unsigned char *)s; *p != '\0';) {
-        unsigned len = 1;
-        uint32_t cp = decode_utf8(p, &len);
-        bool control = cp < 0x20 ? !(multiline && (cp == '\n' || cp == '\t')) : cp >= 0x7f && cp < 0xa0;
-        if (cp == 0 || control || cp == 0xfffe || cp == 0xffff)
+    for (uint64_t left = strlen(s); left != 0;) {
+        uint32_t cp, len = ps_utf8_sequence(s, left, &cp);
+        if (len == 0)
             return false;
-        p += len;
+        bool control = cp < 0x20 ? !(multiline && (cp == '\n' || cp == '\t')) : cp >= 0x7f && cp < 0xa0;
+        if (control || cp == 0xfffe || cp == 0xffff)
+            return false;
+        s += len;
+        left -= len;
     }
     return true;
 }
@@ -50,9 +30,9 @@ void ps_write_str(ps_text *t, const char *s) {
 
 void ps_write_quoted(ps_text *t, const char *s) {
     ps_write_str(t, "\"");
-    for (const unsigned char *p = (const unsigned char *)s; *p != '\0';) {
-        unsigned len = 1;
-        uint32_t cp = decode_utf8(p, &len);
+    for (uint64_t left = strlen(s); left != 0;) {
+        uint32_t cp = 0, len = ps_utf8_sequence(s, left, &cp);
+        len = len == 0 ? 1 : len; /* never of a document that was validated */
         if (cp == '"' || cp == '\\')
             ps_text_printf(t, "\\%c", (int)cp);
         else if (cp == '\n' || cp == '\t')
@@ -60,8 +40,9 @@ void ps_write_quoted(ps_text *t, const char *s) {
         else if (cp == 0x2028 || cp == 0x2029 || cp == 0xfeff)
             ps_text_printf(t, "\\u%04X", (unsigned)cp);
         else
-            ps_text_put(t, p, len);
-        p += len;
+            ps_text_put(t, s, len);
+        s += len;
+        left -= len;
     }
     ps_write_str(t, "\"");
 }

@@ -277,7 +277,8 @@ ps_status ps_plan_parse(const void *data, uint64_t size, const char *label, ps_p
 /* Structure alone, as both readers and both writers check it. Names what is wrong, without a file: PS_E_DATA,
  * PS_E_UNSUPPORTED (version), PS_E_NOMEM. */
 ps_status ps_plan_validate(const ps_plan *plan, ps_error *err);
-/* Text or bytes from malloc. The same plan gives the same bytes; YAML -> binary -> YAML is the identity. */
+/* Text or bytes from malloc. The same plan gives the same bytes; YAML -> binary -> YAML is the identity. Errors: those
+ * of ps_plan_validate, PS_E_DATA above PS_PLAN_MAX_BYTES, which nobody could read. */
 ps_status ps_plan_to_yaml(const ps_plan *plan, char **out, uint64_t *out_size, ps_error *err);
 ps_status ps_plan_to_binary(const ps_plan *plan, uint8_t **out, uint64_t *out_size, ps_error *err);
 /* Frees plan->arena. NULL is allowed. */

@@ -184,6 +184,11 @@ ps_status ps_plan_to_yaml(const ps_plan *plan, char **out, uint64_t *out_size, p
         free(text);
         return ps_error_set(err, PS_E_NOMEM, "plan", "no memory for its text");
     }
+    if (*out_size > PS_PLAN_MAX_BYTES) {
+        free(text);
+        return ps_error_set(err, PS_E_DATA, "plan", "its YAML form would be larger than %d bytes",
+                            PS_PLAN_MAX_BYTES);
+    }
     *out = text;
     return PS_OK;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/text.h"
+#include "core/utf8.h"
 
 enum { JSON_MAX_DEPTH = 32 };
 
@@ -32,27 +33,11 @@ ps_json *ps_json_new(uint32_t indent) {
     return j;
 }
 
-/* Length of the valid UTF-8 sequence at s (n bytes left), 0 if there is none. Table 3-7 of Unicode. */
-static uint32_t utf8_len(const unsigned char *s, uint64_t n) {
-    if (s[0] < 0x80)
-        return 1;
-    uint32_t len = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
-    if (s[0] < 0xc2 || s[0] > 0xf4 || n < len)
-        return 0;
-    for (uint32_t i = 1; i < len; i++)
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
-        (s[0] == 0xf4 && s[1] > 0x8f))
-        return 0;
-    return len;
-}
-
 static void put_string(ps_json *j, const char *s, uint64_t n) {
     const unsigned char *p = (const unsigned char *)s;
     ps_text_put(j->text, "\"", 1);
     while (n != 0) {
-        uint32_t len = utf8_len(p, n);
+        uint32_t cp, len = ps_utf8_sequence((const char *)p, n, &cp);
         if (len == 0) {
             ps_text_put(j->text, "\xef\xbf\xbd", 3);
             len = 1;

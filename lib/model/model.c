@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/checked.h"
+#include "core/utf8.h"
 #include "model/arch.h"
 
 /* The arena that holds everything, itself included in what it frees. */
@@ -252,7 +253,7 @@ ps_status ps_build_weights(ps_build *b) {
     return rope_factors(b);
 }
 
-/* general.name on one line of printable text; bytes above 0x7f are kept, a cut sequence at the end is not. */
+/* general.name as well-formed text of one line: what is not is replaced, a sequence cut at the end is left out. */
 static ps_status model_name(ps_build *b) {
     ps_str s = {"", 0};
     bool found;
@@ -260,12 +261,19 @@ static ps_status model_name(ps_build *b) {
     if (st != PS_OK)
         return st;
     char *name = b->model->name;
-    size_t n = s.len < sizeof b->model->name - 1 ? (size_t)s.len : sizeof b->model->name - 1;
-    if (n < s.len)
-        while (n > 0 && ((uint8_t)s.data[n] & 0xc0) == 0x80)
-            n--;
-    for (size_t i = 0; i < n; i++)
-        name[i] = (uint8_t)s.data[i] < 0x20 || s.data[i] == 0x7f ? ' ' : s.data[i];
+    size_t n = 0;
+    for (uint64_t i = 0; i < s.len;) {
+        uint32_t cp, len = ps_utf8_sequence(s.data + i, s.len - i, &cp);
+        if (n + (len ? len : 1) >= sizeof b->model->name)
+            break;
+        if (len && ps_utf8_is_plain(cp)) {
+            memcpy(name + n, s.data + i, len);
+            n += len;
+        } else {
+            name[n++] = len ? ' ' : '?';
+        }
+        i += len ? len : 1;
+    }
     name[n] = '\0';
     return PS_OK;
 }

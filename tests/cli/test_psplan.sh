@@ -82,7 +82,10 @@ grep -qE 'cpu waits for|gpu waits for|h2d waits for' "$dir/out" || fail "no queu
 # Levels that psrun can change into each other, and not into the host.
 must "${gpu[@]}" --budget host,712MiB,736MiB -o "$dir/g.yaml" "$dir/mid.gguf"
 "$bin/psplan" check --json "$dir/g.yaml" "$dir/mid.gguf" >"$dir/j" || fail "check --json"
-json 'd["safe"] and [l["changes_to"] for l in d["levels"]] == [[], [2], [1]]' "$dir/j"
+json 'd["safe"] and [l["changes_to"] for l in d["levels"]] == [[], [2], [1]] and d["own_kernels"]' "$dir/j"
+sed 's/^kernel_set: .*/kernel_set: "00000000000000000000000000000001"/' "$dir/g.yaml" >"$dir/others.yaml"
+"$bin/psplan" check --json "$dir/others.yaml" "$dir/mid.gguf" >"$dir/j" || fail "check of another build's plan"
+json 'd["safe"] and not d["own_kernels"]' "$dir/j"
 must "$bin/psplan" check "$dir/g.yaml" "$dir/mid.gguf"
 grep -q 'level 712MiB/512/1/15 changes to 1 of the other 2' "$dir/log" || fail "changes: $(cat "$dir/log")"
 sed 's/vram_base_bytes: .*/vram_base_bytes: 9000000000/' "$dir/g.yaml" >"$dir/unsafe.yaml"

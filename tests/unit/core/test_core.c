@@ -15,6 +15,7 @@
 #include "core/json.h"
 #include "core/status.h"
 #include "core/text.h"
+#include "core/utf8.h"
 
 Test(status, exit_codes_and_line) {
     cr_assert_eq(ps_status_exit_code(PS_OK), 0);
@@ -178,4 +179,41 @@ Test(file, is_same_sees_through_links_and_an_output_stays_what_it_is) {
     unlink(link_to_a);
     unlink(pipe_path);
     cr_assert_eq(rmdir(dir), 0); /* no temporary file was left */
+}
+
+Test(utf8, decodes_what_is_well_formed) {
+    static const struct {
+        const char *s;
+        uint32_t len, cp;
+    } cases[] = {{"a", 1, 'a'},
+                 {"\xc2\x80", 2, 0x80},
+                 {"\xdf\xbf", 2, 0x7ff},
+                 {"\xe0\xa0\x80", 3, 0x800},
+                 {"\xed\x9f\xbf", 3, 0xd7ff},
+                 {"\xee\x80\x80", 3, 0xe000},
+                 {"\xf0\x90\x80\x80", 4, 0x10000},
+                 {"\xf4\x8f\xbf\xbf", 4, 0x10ffff},
+                 {"\x80", 0, 0},             /* continues nothing */
+                 {"\xc1\xbf", 0, 0},         /* over-long */
+                 {"\xe0\x9f\xbf", 0, 0},     /* over-long */
+                 {"\xed\xa0\x80", 0, 0},     /* a surrogate */
+                 {"\xf0\x8f\xbf\xbf", 0, 0}, /* over-long */
+                 {"\xf4\x90\x80\x80", 0, 0}, /* beyond Unicode */
+                 {"\xf5\x80\x80\x80", 0, 0},
+                 {"\xe2\x82", 0, 0}, /* ends too early */
+                 {"\xe2\x28\xa1", 0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint32_t cp = 0;
+        cr_assert_eq(ps_utf8_sequence(cases[i].s, strlen(cases[i].s), &cp), cases[i].len, "case %zu", i);
+        cr_assert_eq(cp, cases[i].cp, "case %zu", i);
+        for (uint32_t n = 0; n < cases[i].len; n++) /* no byte is read that may not be */
+            cr_assert_eq(ps_utf8_sequence(cases[i].s, n, &cp), 0, "case %zu, %u bytes", i, n);
+    }
+}
+
+Test(utf8, plain_is_what_keeps_its_line) {
+    cr_assert(ps_utf8_is_plain('a') && ps_utf8_is_plain(0xe9) && ps_utf8_is_plain(0x1f600));
+    static const uint32_t not_plain[] = {0, '\n', 0x1b, 0x7f, 0x85, 0x2028, 0x202e, 0x2066, 0xfffe};
+    for (size_t i = 0; i < sizeof not_plain / sizeof not_plain[0]; i++)
+        cr_assert(!ps_utf8_is_plain(not_plain[i]), "U+%04X", (unsigned)not_plain[i]);
 }

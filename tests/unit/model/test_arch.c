@@ -465,6 +465,31 @@ Test(arch, equal_values_are_consumed) {
     }
 }
 
+/* The name stands in plans, tables and reports: one line of well-formed text, whatever the file holds. */
+Test(arch, names_are_text_of_one_line) {
+    static const struct {
+        const char *in, *out;
+    } names[] = {{"a\xff\xfe\x80"
+                  "bc",
+                  "a???bc"},
+                 {"two\nlines\x1b[1m", "two lines [1m"},
+                 {"\xe2\x80\xaeturned", " turned"},
+                 {"caf\xc3\xa9", "caf\xc3\xa9"}};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        mb b;
+        ps_gguf *g;
+        ps_model *m;
+        ps_error e = {.status = PS_OK};
+        mb_model(&b, L);
+        apply(&b, &(change){STR, "general.name", 0, names[i].in, 0, 0, 0});
+        cr_assert_eq(open_built(&b, &g, &m, &e), PS_OK, "%s: %s", e.subject, e.message);
+        cr_assert_str_eq(m->name, names[i].out);
+        ps_model_close(m);
+        ps_gguf_close(g);
+        mb_free(&b);
+    }
+}
+
 static ps_model *must_open(mb *b, ps_gguf **g) {
     ps_model *m = NULL;
     ps_error e = {.status = PS_OK};

@@ -41,9 +41,9 @@ ps_status psplan_check_output(const char *path, const char *input, const char *o
 ps_status psplan_profile_read(const char *path, ps_profile **out, ps_error *err);
 
 /* Items of a comma-separated list, each copied into out[i] (23 characters at most). */
-enum { PSPLAN_MAX_LIST = 32 };
-ps_status psplan_split_list(const char *option, const char *text, char out[PSPLAN_MAX_LIST][24],
-                            uint32_t *out_n, ps_error *err);
+enum { PSPLAN_MAX_LIST = 32, PSPLAN_ITEM_BYTES = 72 };
+ps_status psplan_split_list(const char *option, const char *text,
+                            char out[PSPLAN_MAX_LIST][PSPLAN_ITEM_BYTES], uint32_t *out_n, ps_error *err);
 /* gpu, direct, static, dynamic or split. Errors: PS_E_USAGE, as of all parsers here. */
 ps_status psplan_parse_family(const char *text, ps_family *out, ps_error *err);
 

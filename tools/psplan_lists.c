@@ -3,12 +3,12 @@
 
 #include "psplan.h"
 
-ps_status psplan_split_list(const char *option, const char *text, char out[PSPLAN_MAX_LIST][24],
-                            uint32_t *out_n, ps_error *err) {
+ps_status psplan_split_list(const char *option, const char *text,
+                            char out[PSPLAN_MAX_LIST][PSPLAN_ITEM_BYTES], uint32_t *out_n, ps_error *err) {
     *out_n = 0;
     for (const char *p = text;; p++) {
         size_t len = strcspn(p, ",");
-        if (len == 0 || len >= 24)
+        if (len == 0 || len >= PSPLAN_ITEM_BYTES)
             return ps_error_set(err, PS_E_USAGE, option, "'%s' is not a list", text);
         if (*out_n == PSPLAN_MAX_LIST)
             return ps_error_set(err, PS_E_USAGE, option, "more than %d entries", PSPLAN_MAX_LIST);
@@ -39,7 +39,7 @@ ps_status psplan_parse_workload(const ps_opt_value *workload, const ps_opt_value
                 {"output", &out->output, MOST_TOKENS},
                 {"parallel", &out->parallel, MOST_SEQS}};
     enum { N_KEYS = sizeof keys / sizeof keys[0] };
-    char items[PSPLAN_MAX_LIST][24];
+    char items[PSPLAN_MAX_LIST][PSPLAN_ITEM_BYTES];
     uint32_t n = 0;
     *out = (psplan_workload){0};
     ps_status status =
@@ -104,7 +104,7 @@ static ps_status add_bytes(psplan_budgets *b, uint64_t bytes, ps_error *err) {
 
 /* "2GiB-8GiB/1GiB": from, to, by; without "by" doubled each time, and the end. */
 static ps_status add_range(psplan_budgets *b, const char *item, ps_error *err) {
-    char part[24];
+    char part[PSPLAN_ITEM_BYTES];
     uint64_t from = 0, to = 0, by = 0;
     snprintf(part, sizeof part, "%s", item);
     char *dash = strchr(part, '-'), *slash = strchr(part, '/');
@@ -117,16 +117,16 @@ static ps_status add_range(psplan_budgets *b, const char *item, ps_error *err) {
         (slash && (!ps_parse_size(slash + 1, &by) || by == 0)))
         return ps_error_set(err, PS_E_USAGE, "--budget", "'%s' is no range: FROM-TO or FROM-TO/STEP", item);
     ps_status status = PS_OK;
-    for (uint64_t at = from; at <= to && !status; at = by ? at + by : at * 2) {
+    for (uint64_t at = from, step = by ? by : from; !status; at += step, step = by ? by : at) {
         status = add_bytes(b, at, err);
-        if (at > UINT64_MAX / 4)
+        if (step > to - at)
             break;
     }
     return status || by ? status : add_bytes(b, to, err);
 }
 
 ps_status psplan_parse_budgets(const char *text, psplan_budgets *b, ps_error *err) {
-    char items[PSPLAN_MAX_LIST][24];
+    char items[PSPLAN_MAX_LIST][PSPLAN_ITEM_BYTES];
     uint32_t n = 0;
     ps_status status = psplan_split_list("--budget", text, items, &n, err);
     for (uint32_t i = 0; i < n && !status; i++) {
@@ -144,7 +144,8 @@ ps_status psplan_parse_budgets(const char *text, psplan_budgets *b, ps_error *er
             status =
                 ps_error_set(err, PS_E_USAGE, "--budget", "0 is no budget; without a GPU it is called host");
         } else {
-            status = add_budget(b, items[i], bytes, true, err);
+            status = strlen(items[i]) < sizeof b->name[0] ? add_budget(b, items[i], bytes, true, err)
+                                                          : add_bytes(b, bytes, err);
         }
     }
     return status;

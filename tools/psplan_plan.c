@@ -58,7 +58,7 @@ static const char *profile_path(const ps_opt_value *values) {
 
 static ps_status parse_numbers(const char *option, const char *text, uint64_t max, uint64_t *out,
                                uint32_t *out_n, ps_error *err) {
-    char items[MAX_LIST][24];
+    char items[MAX_LIST][PSPLAN_ITEM_BYTES];
     ps_status status = psplan_split_list(option, text, items, out_n, err);
     for (uint32_t i = 0; i < *out_n && !status; i++)
         if (strchr(items[i], '.') || !ps_parse_size(items[i], &out[i]) || out[i] == 0 || out[i] > max)

@@ -79,6 +79,11 @@ json 'int(d["levels"][0]["schedule"]["resident"].rsplit(" ", 1)[1][:-1]) < 12' "
 [ "$(grep -c ' | *[0-9]*%' "$dir/out")" -eq "$(grep -cE '^ +[0-9]+ +[0-9.]+ [mu]?s' "$dir/out")" ] || fail "not a row for each tier: $(cat "$dir/out")"
 grep -q 'link | in vram  budget  hand-over' "$dir/out" && grep -q '| *raw   barriers' "$dir/out" || fail "headings: $(cat "$dir/out")"
 grep -qE 'cpu waits for|gpu waits for|h2d waits for' "$dir/out" || fail "no queue waits: $(cat "$dir/out")"
+# Ranges end where they say, however large the step, and may be spelled out in bytes.
+names() { "${gpu[@]}" --json --budget "$1" -o "$dir/r.yaml" "$dir/mid.gguf" >"$dir/j" 2>/dev/null && python3 -c 'import json,sys; print(*[l["budget"] for l in json.load(sys.stdin)["levels"]])' <"$dir/j"; }
+[ "$(names 1GiB-2GiB/16777215TiB)" = 1GiB ] || fail "a step beyond the end: $(names 1GiB-2GiB/16777215TiB)"
+[ "$(names 1073741824-4294967296/1073741824)" = "1GiB 2GiB 3GiB 4GiB" ] || fail "a range in bytes: $(names 1073741824-4294967296/1073741824)"
+[ "$(names 1GiB-3GiB)" = "1GiB 2GiB 3GiB" ] || fail "doubled: $(names 1GiB-3GiB)"
 # Levels that psrun can change into each other, and not into the host.
 must "${gpu[@]}" --budget host,712MiB,736MiB -o "$dir/g.yaml" "$dir/mid.gguf"
 "$bin/psplan" check --json "$dir/g.yaml" "$dir/mid.gguf" >"$dir/j" || fail "check --json"

@@ -19,6 +19,11 @@ enum { CASES = 3 };
  * best, not all: what it may miss so. */
 static const double of_threads = 1.001, of_threads_alone = 1.15, rounding = 1 + 1e-9;
 static const double of_families = 1.001;
+#ifdef __SANITIZE_ADDRESS__ /* where it takes minutes */
+enum { OF_FAMILIES = 1 };
+#else
+enum { OF_FAMILIES = 4 };
+#endif
 
 static uint64_t n_cases(void) {
     const char *s = getenv("PS_PROPERTY_CASES");
@@ -152,7 +157,8 @@ static void one_case(uint64_t seed, uint64_t *n_compared) {
                       (unsigned long long)seed, (unsigned long long)budgets[i], alone[i],
                       (unsigned long long)budgets[i - (i > 0)], before);
         before = alone[i];
-        no_family_is_faster(&q, alone[i], seed);
+        if (i < OF_FAMILIES)
+            no_family_is_faster(&q, alone[i], seed);
         if (i == 1) {
             uint8_t hash[PS_HASH_BYTES], again[PS_HASH_BYTES];
             hash_of(plan, hash);

@@ -343,9 +343,7 @@ static bool reads_host(const ps_instr *in) {
  * are neither resident nor fetched. */
 static double direct_bytes(const ps_lower_request *r, const ps_program *p, const ps_instr *in,
                            uint32_t layer) {
-    uint16_t b = in->dst != PS_NO_BUFFER ? in->dst : in->src[0];
-    double tokens = (double)ps_lower_tokens(r, b != PS_NO_BUFFER ? p->buffers[b].rows : PS_ROWS_TILE),
-           bytes = 0;
+    double bytes = 0;
     for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++) {
         const ps_weight *w = in->w[i] != PS_ROLE_NONE && in->at[i] == PS_AT_HOST
                                  ? ps_model_weight(r->model, layer, in->w[i])
@@ -353,19 +351,11 @@ static double direct_bytes(const ps_lower_request *r, const ps_program *p, const
         if (!w)
             continue;
         double part = (double)w->bytes;
-        if (in->op == PS_OP_MOE_DISPATCH && w->experts > 1) {
-            const ps_layer *y = &r->model->layers[layer];
-            double experts = y->n_expert, ranged = in->n_rows ? (double)in->n_rows : experts,
-                   distinct = experts * (1 - pow(1 - (double)y->n_expert_used / experts, tokens)),
-                   others = r->level ? distinct * (1 - resident_experts(r, layer) / experts) : distinct;
-            part *= (in->part == PS_MOE_PART_NEAR ? fmin(r->max_direct, others)
-                     : in->n_rows                 ? distinct * ranged / experts
-                                                  : others) /
-                    experts;
-        } else if (w->experts <= 1) {
+        if (in->op == PS_OP_MOE_DISPATCH && w->experts > 1)
+            part *= ps_instr_experts(r, p, in, layer).direct / (double)w->experts;
+        else if (w->experts <= 1)
             part *= (in->n_rows ? (double)in->n_rows / (double)w->rows : 1) *
                     (in->n_cols ? (double)in->n_cols / (double)w->cols : 1);
-        }
         bytes += part;
     }
     return bytes;

@@ -207,7 +207,7 @@ ps_status ps_engine_set_budget(ps_engine *e, const char *budget, ps_error *err) 
     if (e->broken)
         return ps_error_set(err, PS_E_UNAVAILABLE, "engine", "the GPU failed before: open the engine again");
     e->need_tokens = e->longest = longest_session(e);
-    budget = ps_engine_budget_name(e->plan, budget);
+    budget = ps_plan_budget_name(e->plan, budget);
     uint32_t best = UINT32_MAX;
     bool known = false;
     for (uint32_t i = 0; i < e->plan->n_levels; i++) {

@@ -2,19 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/options.h"
 #include "runtime-min/engine_internal.h"
-
-const char *ps_engine_budget_name(const ps_plan *p, const char *name) {
-    uint64_t bytes;
-    for (uint32_t i = 0; i < p->n_levels; i++)
-        if (strcmp(p->levels[i].budget, name) == 0)
-            return p->levels[i].budget;
-    for (uint32_t i = 0; i < p->n_levels && ps_parse_size(name, &bytes) && bytes != 0; i++)
-        if (p->levels[i].budget_bytes == bytes)
-            return p->levels[i].budget;
-    return name;
-}
 
 /* What is looked for among a plan's levels. */
 typedef struct choice {
@@ -37,10 +25,8 @@ static bool counts(const choice *c, const ps_level *l) {
 
 static choice choice_of(const ps_engine *e, const ps_engine_options *o) {
     choice c = {.e = e, .o = o, .n_sessions = o->n_sessions == 0 ? 1 : o->n_sessions, .none = true};
-    bool none = true;
     for (uint32_t i = 0; i < e->plan->n_levels; i++)
-        none = none && !is_asked(&c, &e->plan->levels[i]);
-    c.none = none;
+        c.none = c.none && !is_asked(&c, &e->plan->levels[i]);
     return c;
 }
 
@@ -74,7 +60,7 @@ enum { WHY_BYTES = 96 };
 /* The budget to open with; NULL: none is small enough. limit: of VRAM; 0: none is set. why: in words. */
 static const char *choose_budget(const choice *c, uint64_t limit, char why[WHY_BYTES]) {
     const ps_plan *p = c->e->plan;
-    const char *named = c->o->budget != NULL ? ps_engine_budget_name(p, c->o->budget) : NULL;
+    const char *named = c->o->budget != NULL ? ps_plan_budget_name(p, c->o->budget) : NULL;
     const ps_level *best = NULL;
     bool above = false, vram = false, other = false, passed = false;
     for (uint32_t i = 0; i < p->n_levels; i++) {
@@ -111,29 +97,20 @@ static const char *choose_budget(const choice *c, uint64_t limit, char why[WHY_B
 
 enum { LIST_BYTES = 160 };
 
-/* "1, 2": the thread counts of a budget's levels; as many as fit into text. */
-static const char *teams_of(const ps_plan *p, const char *budget, char text[LIST_BYTES]) {
-    size_t n = 0;
-    for (uint32_t i = 0; i < p->n_levels && n < LIST_BYTES - 16; i++) {
-        const ps_level *l = &p->levels[i];
-        bool said = strcmp(l->budget, budget) != 0;
-        for (uint32_t k = 0; k < i && !said; k++)
-            said = strcmp(p->levels[k].budget, budget) == 0 && p->levels[k].n_threads == l->n_threads;
-        if (!said)
-            n += (size_t)snprintf(text + n, LIST_BYTES - n, "%s%u", n ? ", " : "", l->n_threads);
-    }
-    return text;
-}
-
-/* "2GiB, 4GiB, host": likewise a plan's budgets. */
-static const char *budgets_of(const ps_plan *p, char text[LIST_BYTES]) {
+/* "2GiB, 4GiB, host": a plan's budgets, or "1, 2": the thread counts of one; as many as fit into text. budget: NULL for all. */
+static const char *list_of(const ps_plan *p, const char *budget, char text[LIST_BYTES]) {
     size_t n = 0;
     for (uint32_t i = 0; i < p->n_levels && n < LIST_BYTES - 32; i++) {
-        bool said = false;
+        const ps_level *l = &p->levels[i];
+        bool said = budget != NULL && strcmp(l->budget, budget) != 0;
         for (uint32_t k = 0; k < i && !said; k++)
-            said = strcmp(p->levels[k].budget, p->levels[i].budget) == 0;
-        if (!said)
-            n += (size_t)snprintf(text + n, LIST_BYTES - n, "%s%.24s", n ? ", " : "", p->levels[i].budget);
+            said = strcmp(p->levels[k].budget, l->budget) == 0 &&
+                   (budget == NULL || p->levels[k].n_threads == l->n_threads);
+        if (said)
+            continue;
+        n += (size_t)snprintf(text + n, LIST_BYTES - n, "%s", n ? ", " : "");
+        n += (size_t)(budget == NULL ? snprintf(text + n, LIST_BYTES - n, "%.24s", l->budget)
+                                     : snprintf(text + n, LIST_BYTES - n, "%u", l->n_threads));
     }
     return text;
 }
@@ -187,19 +164,19 @@ static ps_status choose_level(ps_engine *e, const ps_engine_options *o, uint64_t
     }
     if (!budget_known)
         return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no budget '%.24s'; its budgets are %s",
-                            budget, budgets_of(p, (char[LIST_BYTES]){0}));
+                            budget, list_of(p, NULL, (char[LIST_BYTES]){0}));
     if (!threads_fit && o->n_threads != 0 && o->n_threads <= e->machine->n_allowed)
         return ps_error_set(err, PS_E_USAGE, o->plan_path,
                             "budget '%.24s' has no level for %u thread%s; its levels are for %s", budget,
                             o->n_threads, o->n_threads == 1 ? "" : "s",
-                            teams_of(p, budget, (char[LIST_BYTES]){0}));
+                            list_of(p, budget, (char[LIST_BYTES]){0}));
     if (!threads_fit && o->n_threads != 0)
         return ps_error_set(err, PS_E_USAGE, "threads", "%u asked for, this process may use %u", o->n_threads,
                             e->machine->n_allowed);
     if (!threads_fit)
         return ps_error_set(err, PS_E_USAGE, o->plan_path,
                             "needs %s threads, this process may use %u; plan with --threads %u",
-                            teams_of(p, budget, (char[LIST_BYTES]){0}), e->machine->n_allowed,
+                            list_of(p, budget, (char[LIST_BYTES]){0}), e->machine->n_allowed,
                             e->machine->n_allowed);
     if (!sessions_fit)
         return ps_error_set(err, PS_E_USAGE, o->plan_path, "has no level for %u sequences", c.n_sessions);

@@ -289,8 +289,6 @@ ps_status ps_engine_open_memory(ps_engine *engine, const ps_engine_options *opti
 /* Make engine->level's arenas and resident pieces as it wants them, then resolve it. */
 ps_status ps_engine_enter_level(ps_engine *engine, ps_error *err);
 void ps_engine_close_memory(ps_engine *engine);
-/* The plan's spelling of a budget that is named, or that is a size ("2048MiB" for "2GiB"); what was given where it has none. */
-const char *ps_engine_budget_name(const ps_plan *plan, const char *name);
 /* Level and device. Where nothing is said of budgets the card comes first: the largest budget that it holds is taken, of those with
  * a level for the threads, sessions and context asked for; and the plan's CPU schedules where there is no card. *out_limit: of
  * VRAM, 0 where none is known. */

@@ -281,6 +281,8 @@ ps_status ps_plan_validate(const ps_plan *plan, ps_error *err);
  * of ps_plan_validate, PS_E_DATA above PS_PLAN_MAX_BYTES, which nobody could read. */
 ps_status ps_plan_to_yaml(const ps_plan *plan, char **out, uint64_t *out_size, ps_error *err);
 ps_status ps_plan_to_binary(const ps_plan *plan, uint8_t **out, uint64_t *out_size, ps_error *err);
+/* The plan's spelling of a budget that is named, or that is a size ("2048MiB" for "2GiB"); what was given where it has none. */
+const char *ps_plan_budget_name(const ps_plan *plan, const char *name);
 /* Frees plan->arena. NULL is allowed. */
 void ps_plan_free(ps_plan *plan);
 

@@ -4,6 +4,7 @@
 
 #include "core/arena.h"
 #include "core/file.h"
+#include "core/options.h"
 #include "schemas/plan_fields.h"
 
 ps_status ps_plan_parse(const void *data, uint64_t size, const char *label, ps_plan **out, ps_error *err) {
@@ -36,6 +37,17 @@ ps_status ps_plan_read(const char *path, ps_plan **out, ps_error *err) {
     status = ps_plan_parse(data, size, path, out, err);
     free(data);
     return status;
+}
+
+const char *ps_plan_budget_name(const ps_plan *p, const char *name) {
+    uint64_t bytes;
+    for (uint32_t i = 0; i < p->n_levels; i++)
+        if (strcmp(p->levels[i].budget, name) == 0)
+            return p->levels[i].budget;
+    for (uint32_t i = 0; i < p->n_levels && ps_parse_size(name, &bytes) && bytes != 0; i++)
+        if (p->levels[i].budget_bytes == bytes)
+            return p->levels[i].budget;
+    return name;
 }
 
 void ps_plan_free(ps_plan *plan) {

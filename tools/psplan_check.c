@@ -1,6 +1,5 @@
 /* psplan check: proof that a plan is safe for a model, and which of its levels can be changed into each other. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "kernels/kernel.h"
 #include "psplan.h"
@@ -44,18 +43,11 @@ static uint32_t changes_of(const ps_plan *plan, uint32_t level, const ps_model *
     return n;
 }
 
-/* Only a build with the plan's kernels runs it. */
-static bool own_kernels(const ps_plan *plan) {
-    uint8_t own[PS_HASH_BYTES];
-    ps_kernel_set_hash(own);
-    return memcmp(own, plan->kernel_set, sizeof own) == 0;
-}
-
 static ps_status show_json(const ps_plan *plan, const ps_model *model, ps_error *err) {
     ps_json *j = ps_json_new(2);
     ps_json_object(j, NULL);
     ps_json_bool(j, "safe", true);
-    ps_json_bool(j, "own_kernels", own_kernels(plan));
+    ps_json_bool(j, "own_kernels", ps_kernel_set_is_own(plan->kernel_set));
     ps_json_u64(j, "n_levels", plan->n_levels);
     ps_json_u64(j, "n_programs", plan->n_programs);
     ps_json_array(j, "levels");
@@ -94,7 +86,7 @@ static void show_unsafe(ps_status status, const ps_error *why) {
 static void show_text(const char *path, const ps_plan *plan, const ps_model *model) {
     printf("%s: safe: %u level%s, %u program%s\n", path, plan->n_levels, plan->n_levels == 1 ? "" : "s",
            plan->n_programs, plan->n_programs == 1 ? "" : "s");
-    if (!own_kernels(plan))
+    if (!ps_kernel_set_is_own(plan->kernel_set))
         printf("  its kernels are another build's: psrun of this one refuses it\n");
     for (uint32_t i = 0; i < plan->n_levels && plan->n_levels > 1; i++) {
         char name[96];

@@ -36,14 +36,13 @@ static const ps_command emit_command = {
 
 /* What the options ask for. */
 typedef struct wish {
-    const ps_opt_value *budget, *context, *threads;
+    const char *budget; /* the plan's name for it; NULL: any */
+    const ps_opt_value *context, *threads;
 } wish;
 
 static bool is_wished(const wish *w, const ps_level *l) {
-    uint64_t bytes;
-    bool named = !w->budget->set || strcmp(l->budget, w->budget->text) == 0 ||
-                 (ps_parse_size(w->budget->text, &bytes) && bytes != 0 && bytes == l->budget_bytes);
-    return named && (!w->context->set || l->bucket_tokens >= w->context->u64) &&
+    return (!w->budget || strcmp(l->budget, w->budget) == 0) &&
+           (!w->context->set || l->bucket_tokens >= w->context->u64) &&
            (!w->threads->set || l->n_threads == w->threads->u64);
 }
 
@@ -80,7 +79,8 @@ static ps_status no_level(const ps_plan *plan, ps_error *err) {
 }
 
 static ps_status find_level(const ps_plan *plan, const ps_opt_value *values, uint32_t *out, ps_error *err) {
-    wish w = {ps_options_get(&emit_command, values, "budget"),
+    const ps_opt_value *budget = ps_options_get(&emit_command, values, "budget");
+    wish w = {budget->set ? ps_plan_budget_name(plan, budget->text) : NULL,
               ps_options_get(&emit_command, values, "context"),
               ps_options_get(&emit_command, values, "threads")};
     bool found = false;

@@ -195,15 +195,11 @@ static ps_status write_trace(const psplan_view *v, const char *path, ps_error *e
     return status;
 }
 
-/* Was the profile measured with the kernels of this build? Only psrun of a build that has them runs the plan. */
-static bool own_kernels(const ps_profile *p) {
-    uint8_t own[PS_HASH_BYTES];
-    ps_kernel_set_hash(own);
-    return memcmp(own, p->kernel_set, sizeof own) == 0;
-}
-
+/* Only psrun of a build that has the kernels of the profile runs the plan. */
 static const char *whose_kernels(const ps_profile *p) {
-    return own_kernels(p) ? "" : "; its kernels are another build's, and psrun of this one refuses the plan";
+    return ps_kernel_set_is_own(p->kernel_set)
+               ? ""
+               : "; its kernels are another build's, and psrun of this one refuses the plan";
 }
 
 /* A profile of this machine, measured with other kernels than this build's: no plan of it would run here. Profiles of other
@@ -211,7 +207,7 @@ static const char *whose_kernels(const ps_profile *p) {
 static ps_status check_kernels(const ps_profile *p, ps_error *err) {
     ps_machine *m = NULL;
     uint8_t hash[PS_HASH_BYTES];
-    if (p->synthetic || own_kernels(p) || ps_machine_open(NULL, &m, NULL) != PS_OK)
+    if (p->synthetic || ps_kernel_set_is_own(p->kernel_set) || ps_machine_open(NULL, &m, NULL) != PS_OK)
         return PS_OK;
     ps_machine_hash(m, hash);
     ps_machine_close(m);

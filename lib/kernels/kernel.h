@@ -127,6 +127,8 @@ const ps_kernel *ps_kernel_choose(ps_op op, ps_dtype wtype, ps_fmt in, ps_fmt ou
 const ps_cpu_variant *ps_kernel_variant(const ps_kernel *kernel, ps_cpu_level level);
 /* ps_kernel_spec_hash of all rows: plans and profiles carry it. */
 void ps_kernel_set_hash(uint8_t out[16]);
+/* Is `set` that hash: of a profile that was measured with this build's kernels, or of a plan for them? */
+bool ps_kernel_set_is_own(const uint8_t set[16]);
 /* Bytes (weights, activations, KV) that one call moves and FLOPs it does, for rates and rooflines. */
 void ps_kernel_cost(const ps_kernel *kernel, const ps_kargs *a, double *out_bytes, double *out_flops);
 /* Run a CPU kernel on the calling thread alone: tests, verification. */

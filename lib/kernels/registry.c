@@ -101,6 +101,12 @@ void ps_kernel_set_hash(uint8_t out[16]) {
     ps_kernel_spec_hash(specs, N_KERNELS, out);
 }
 
+bool ps_kernel_set_is_own(const uint8_t set[16]) {
+    uint8_t own[16];
+    ps_kernel_set_hash(own);
+    return memcmp(own, set, sizeof own) == 0;
+}
+
 void ps_kernel_run_serial(const ps_kernel *kernel, ps_cpu_level level, const ps_kargs *a) {
     const ps_cpu_variant *v = ps_kernel_variant(kernel, level);
     for (uint32_t phase = 0; phase < v->n_phases; phase++) {

@@ -128,8 +128,16 @@ static void bench_matmul_shape(const type_row &t, uint32_t T, uint32_t cols, uin
         snprintf(name, sizeof name, "%s%s%s", names[k], k ? "." : " ", t.name);
         snprintf(shape, sizeof shape, "%u tokens, %u x %u, %.0f TFLOP/s, %.0f%% of cuBLAS", T, cols, rows,
                  2.0 * T * cols * rows / us[k] / 1e6, us[0] > 0 ? 100 * us[0] / us[k] : 0.0);
-        line(name, shape, us[k], (double)bytes,
-             k == 1 && t.target && T >= 512 && us[0] > 0 ? us[0] / (t.type == PS_DTYPE_F16 ? 0.8 : 0.7) : 0);
+        line(name, shape, us[k], (double)bytes, 0);
+    }
+    /* A profile takes the faster one of the registry's two: that one is judged. */
+    const double best = us[2] > 0 && us[2] < us[1] ? us[2] : us[1];
+    if (t.target && T >= 512 && us[0] > 0 && best > 0) {
+        char name[64], shape[128];
+        snprintf(name, sizeof name, "best of matmul, gemm.%s", t.name);
+        snprintf(shape, sizeof shape, "%u tokens, %u x %u, %.0f%% of cuBLAS F16", T, cols, rows,
+                 100 * us[0] / best);
+        line(name, shape, best, (double)bytes, us[0] / (t.type == PS_DTYPE_F16 ? 0.8 : 0.7));
     }
 }
 

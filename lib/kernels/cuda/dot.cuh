@@ -24,12 +24,15 @@ __device__ __forceinline__ float warp_sum(float v) {
     return v;
 }
 
-/* load_stream for the last piece of a matrix that does not end at a multiple of 16: nothing past `end` is read. */
+/* load_stream for the last piece of a matrix that does not end at a multiple of 16: nothing past `end` is read. All its loads are
+ * on their way together. */
 static __device__ __noinline__ uint4 load_end(const uint8_t *p, const uint8_t *end) {
-    uint32_t w[4] = {0, 0, 0, 0};
-    for (uint32_t i = 0; i < 8 && p + 2 * i < end; i++)
-        w[i / 2] |= (uint32_t) * (const uint16_t *)(p + 2 * i) << 16 * (i & 1);
-    return make_uint4(w[0], w[1], w[2], w[3]);
+    uint32_t half[8];
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        half[i] = p + 2 * i < end ? *(const uint16_t *)(p + 2 * i) : 0;
+    return make_uint4(half[0] | half[1] << 16, half[2] | half[3] << 16, half[4] | half[5] << 16,
+                      half[6] | half[7] << 16);
 }
 
 /* N words of a byte stream that starts at an even address of shared memory. */
@@ -341,13 +344,17 @@ template <class W, int R> struct stager {
 #pragma unroll
                 for (int k = 0; k < LOADS; k++)
                     load_stream_if(16 * lane + 512 * k < stop[r], p[r] + 512 * k, v[r][k]);
-        } else {
+        } else { /* a matrix's last rows: their pieces are whole but for the last one, and not to be waited for one by one */
 #pragma unroll
             for (int r = 0; r < R; r++)
 #pragma unroll
-                for (int k = 0; k < LOADS; k++)
-                    if (16 * lane + 512 * k < stop[r])
-                        v[r][k] = load_end(p[r] + 512 * k, end[r]);
+                for (int k = 0; k < LOADS; k++) {
+                    const uint8_t *from = p[r] + 512 * k;
+                    const bool takes = 16 * lane + 512 * k < stop[r], whole = from + 16 <= end[r];
+                    load_stream_if(takes && whole, from, v[r][k]);
+                    if (takes && !whole)
+                        v[r][k] = load_end(from, end[r]);
+                }
         }
     }
     __device__ __forceinline__ void store(uint8_t *slots) const {

@@ -6,6 +6,7 @@
 #include "plan/family.h"
 #include "plan/lower.h"
 #include "plan/planner.h"
+#include "plan/simulate.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,6 +51,9 @@ ps_lower_request ps_build_request(const ps_plan_request *q, const ps_level_reque
 /* Time of a step of a program when sequences hold kv_len positions after it. */
 ps_status ps_build_step_s(const ps_lower_request *r, const ps_program *p, uint64_t kv_len, double *out_s,
                           ps_error *err);
+/* The same with the times of the whole stream: see ps_simulate_all. */
+ps_status ps_build_stream(const ps_lower_request *r, const ps_program *p, uint64_t kv_len,
+                          ps_sim_time **out_times, uint64_t *out_n, double *out_s, ps_error *err);
 
 /* How a level with a GPU is run: a point of the space that the search moves in, and what it comes to. */
 typedef struct ps_schedule {

@@ -5,7 +5,6 @@
 #include "core/checked.h"
 #include "plan/build.h"
 #include "plan/memory.h"
-#include "plan/simulate.h"
 
 ps_status ps_build_no_memory(ps_error *err) {
     return ps_error_set(err, PS_E_NOMEM, "plan", "out of memory");
@@ -132,14 +131,18 @@ static ps_status simulated_open(simulated *s, const ps_lower_request *r, const p
     return s->work && s->bus_share && s->times && s->blocks ? PS_OK : ps_build_no_memory(err);
 }
 
-static ps_status simulated_run(simulated *s, const ps_lower_request *r, const ps_program *p, uint64_t kv_len,
-                               double *out_s, ps_error *err) {
+static void simulated_ask(simulated *s, const ps_lower_request *r, const ps_program *p, uint64_t kv_len) {
     for (uint32_t i = 0; i < p->n_blocks; i++)
         for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++) {
             s->work[k] = ps_instr_cost(r, p, k, p->blocks[i].layer0, kv_len).time_s;
             if (r->level)
                 s->bus_share[k] = ps_instr_bus_share(r, p, k, p->blocks[i].layer0, kv_len, s->work[k]);
         }
+}
+
+static ps_status simulated_run(simulated *s, const ps_lower_request *r, const ps_program *p, uint64_t kv_len,
+                               double *out_s, ps_error *err) {
+    simulated_ask(s, r, p, kv_len);
     return ps_simulate(&s->sim, s->times, s->blocks, out_s, err);
 }
 
@@ -149,6 +152,18 @@ ps_status ps_build_step_s(const ps_lower_request *r, const ps_program *p, uint64
     ps_status status = simulated_open(&s, r, p, err);
     if (!status)
         status = simulated_run(&s, r, p, kv_len, out_s, err);
+    simulated_close(&s);
+    return status;
+}
+
+ps_status ps_build_stream(const ps_lower_request *r, const ps_program *p, uint64_t kv_len,
+                          ps_sim_time **out_times, uint64_t *out_n, double *out_s, ps_error *err) {
+    simulated s;
+    ps_status status = simulated_open(&s, r, p, err);
+    if (!status) {
+        simulated_ask(&s, r, p, kv_len);
+        status = ps_simulate_all(&s.sim, out_times, out_n, out_s, err);
+    }
     simulated_close(&s);
     return status;
 }

@@ -13,7 +13,6 @@
 #include "plan/memory.h"
 #include "plan/nearest.h"
 #include "plan/search.h"
-#include "plan/simulate.h"
 
 enum { MAX_TIERS = 32, MAX_STEP_TOKENS = 65536 };
 
@@ -456,30 +455,12 @@ ps_status ps_plan_simulate_step(const ps_plan *plan, uint32_t level, uint32_t ti
     const ps_tier *t = &l->tiers[tier];
     const ps_program *p = &plan->programs[t->program];
     ps_lower_request r = ps_lower_request_of(l, t, model, profile, cost);
-    ps_contention contention = ps_contention_of(cost, l->n_threads);
     uint64_t n = 0, after = kv_len + (t->max_tokens <= l->n_seqs ? 1 : t->max_tokens);
     uint32_t n_tiles = (t->max_tokens + PS_TILE_TOKENS - 1) / PS_TILE_TOKENS;
     ps_sim_time *times = NULL;
     double end_s = 0;
-    double *work = calloc(p->n_instrs ? p->n_instrs : 1, sizeof *work);
-    double *bus_share = calloc(p->n_instrs ? p->n_instrs : 1, sizeof *bus_share);
     ps_trace_event *events = NULL;
-    ps_status status = work && bus_share ? PS_OK : ps_build_no_memory(err);
-    contention.instrs = p->instrs;
-    contention.bus_share = bus_share;
-    for (uint32_t i = 0; i < p->n_blocks && !status; i++)
-        for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++) {
-            work[k] = ps_instr_cost(&r, p, k, p->blocks[i].layer0, after).time_s;
-            bus_share[k] = ps_instr_bus_share(&r, p, k, p->blocks[i].layer0, after, work[k]);
-        }
-    ps_sim sim = {.program = p,
-                  .n_tiles = n_tiles,
-                  .work_s = work,
-                  .start_s = profile->pool_start_s.median,
-                  .speed = r.level ? ps_instr_speed : NULL,
-                  .speed_ctx = &contention};
-    if (!status)
-        status = ps_simulate_all(&sim, &times, &n, &end_s, err);
+    ps_status status = ps_build_stream(&r, p, after, &times, &n, &end_s, err);
     if (!status && (n > UINT32_MAX || !(events = calloc(n ? n : 1, sizeof *events))))
         status = ps_build_no_memory(err);
     if (!status) {
@@ -507,8 +488,6 @@ ps_status ps_plan_simulate_step(const ps_plan *plan, uint32_t level, uint32_t ti
                                .events = events};
         events = NULL;
     }
-    free(work);
-    free(bus_share);
     free(times);
     free(events);
     return status;

@@ -331,11 +331,17 @@ ps_cost ps_instr_cost(const ps_lower_request *r, const ps_program *p, uint32_t i
     return c;
 }
 
-/* Does a GPU instruction read weights where they are in the host's memory? */
+/* May a GPU instruction read a weight where it is in the host's memory? Of a mixture VRAM holds the resident experts: others
+ * that it takes are read there. */
+static bool is_direct(const ps_instr *in, int w) {
+    return in->w[w] != PS_ROLE_NONE &&
+           (in->at[w] == PS_AT_HOST || (in->op == PS_OP_MOE_DISPATCH && in->at[w] == PS_AT_VRAM));
+}
+
 static bool reads_host(const ps_instr *in) {
     bool direct = false;
     for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++)
-        direct |= in->w[i] != PS_ROLE_NONE && in->at[i] == PS_AT_HOST;
+        direct |= is_direct(in, i);
     return direct;
 }
 
@@ -345,9 +351,7 @@ static double direct_bytes(const ps_lower_request *r, const ps_program *p, const
                            uint32_t layer) {
     double bytes = 0;
     for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++) {
-        const ps_weight *w = in->w[i] != PS_ROLE_NONE && in->at[i] == PS_AT_HOST
-                                 ? ps_model_weight(r->model, layer, in->w[i])
-                                 : NULL;
+        const ps_weight *w = is_direct(in, i) ? ps_model_weight(r->model, layer, in->w[i]) : NULL;
         if (!w)
             continue;
         double part = (double)w->bytes;

@@ -114,3 +114,54 @@ Test(contention, the_simulator_slows_by_what_is_asked_of_the_bus) {
     ps_cost_model_free(cost);
     ps_profile_free(p);
 }
+
+/* Mixtures of which VRAM holds some experts, and the GPU reads others where they are: those ask for the bus, and get less of it
+ * beside a copy. Returns how many there are. */
+static uint32_t partly_resident(ps_family family) {
+    gpu_case c = gc_shape(&mb_qwen3_30b_a3b);
+    ps_level_request level = gc_level((uint64_t)8800 << 20, 2048, 1, THREADS);
+    ps_plan_request q = gc_request(&c, &level, 1);
+    ps_error e = {0};
+    ps_plan *plan = NULL;
+    uint32_t n = 0;
+    q.forced = true;
+    q.family = family;
+    q.max_step_tokens = 8;
+    cr_assert_eq(ps_plan_build(&q, &plan, NULL, &e), PS_OK, "%s: %s", e.subject, e.message);
+    const ps_level *l = &plan->levels[0];
+    for (uint32_t t = 0; t < l->n_tiers; t++) {
+        const ps_program *p = &plan->programs[l->tiers[t].program];
+        const ps_lower_request r = ps_lower_request_of(l, &l->tiers[t], c.model, c.profile, c.cost);
+        double rate = ps_cost_bus_bytes_per_s(c.cost, PS_BUS_DIRECT, 16 << 20), share[PS_QUEUE_COUNT] = {0};
+        for (uint32_t b = 0; b < p->n_blocks; b++)
+            for (uint32_t k = p->blocks[b].instr0; k < p->blocks[b].instr0 + p->blocks[b].n_instrs; k++) {
+                const ps_instr *in = &p->instrs[k];
+                uint32_t layer = p->blocks[b].layer0;
+                if (in->op != PS_OP_MOE_DISPATCH || in->queue != PS_QUEUE_GPU || in->at[0] != PS_AT_VRAM)
+                    continue;
+                double direct = ps_instr_experts(&r, p, in, layer).direct,
+                       expert = 3.0 * (double)ps_model_weight(c.model, layer, in->w[0])->bytes / 128,
+                       time_s = ps_instr_cost(&r, p, k, layer, 1).time_s;
+                share[0] = ps_instr_bus_share(&r, p, k, layer, 1, time_s);
+                near(share[0], fmin(direct * expert / (rate * time_s), 1), "of the bus");
+                if (direct < 1e-9)
+                    continue;
+                n++;
+                ps_contention by = ps_contention_of(c.cost, THREADS);
+                const ps_instr both[2] = {*in, {.queue = PS_QUEUE_H2D}},
+                               *run[PS_QUEUE_COUNT] = {[PS_QUEUE_GPU] = &both[0], [PS_QUEUE_H2D] = &both[1]};
+                share[1] = 1;
+                by.instrs = both;
+                by.bus_share = share;
+                near(ps_instr_speed(&by, run, PS_QUEUE_GPU), 1 / (1 + share[0]), "beside a copy");
+            }
+    }
+    ps_plan_free(plan);
+    gc_close(&c);
+    return n;
+}
+
+Test(contention, mixtures_partly_in_vram_ask_for_the_bus) {
+    cr_assert_gt(partly_resident(PS_FAMILY_SPLIT), 0);
+    cr_assert_gt(partly_resident(PS_FAMILY_DIRECT), 0);
+}

@@ -12,7 +12,7 @@
 static ps_status enqueue_copies(ps_gpu_rig *r, ps_bus bus, const uint8_t *host, uint64_t bytes,
                                 uint64_t total, uint64_t period_ns, ps_error *err) {
     ps_stream stream = bus == PS_BUS_D2H ? PS_STREAM_D2H : PS_STREAM_H2D;
-    uint8_t *vram = ps_vram_base(r->vram);
+    uint8_t *vram = r->d_room;
     ps_status status = ps_device_record(r->device, PS_STREAM_COMPUTE, EV_A, err);
     if (status == PS_OK)
         status = ps_device_wait(r->device, stream, EV_A, err);
@@ -43,8 +43,7 @@ static ps_status enqueue_staged(ps_gpu_rig *r, uint64_t bytes, uint64_t total, p
             status = ps_device_passed(r->device, event, &passed, err);
         memcpy(ring, r->plain + done % (PS_GPU_BUS_BYTES / bytes * bytes), bytes);
         if (status == PS_OK)
-            status = ps_device_copy(r->device, PS_STREAM_COMPUTE, ps_vram_base(r->vram), 0, ring, 0, bytes, 1,
-                                    err);
+            status = ps_device_copy(r->device, PS_STREAM_COMPUTE, r->d_room, 0, ring, 0, bytes, 1, err);
         if (status == PS_OK)
             status = ps_device_record(r->device, PS_STREAM_COMPUTE, event, err);
     }

@@ -7,7 +7,7 @@ static ps_status launch_small(ps_gpu_rig *r, ps_error *err) {
     const ps_kernel *k = ps_kernel_choose(PS_OP_ADD, PS_DTYPE_NONE, PS_FMT_F32, PS_FMT_F32, PS_DEV_CUDA, 1);
     if (k == NULL)
         return ps_error_set(err, PS_E_INTERNAL, "gpu", "there is no sum");
-    uint8_t *x = ps_vram_base(r->vram) + MIB;
+    uint8_t *x = r->d_room + MIB;
     ps_xarg row = {.data = x, .fmt = PS_FMT_F32, .cols = SMALL_COLS, .row_bytes = SMALL_COLS * 4};
     ps_kargs a = {.n_tokens = 1, .src = {row, row}, .dst = row, .n_threads = 1};
     a.dst.data = x + SMALL_COLS * 4;
@@ -152,7 +152,7 @@ static ps_status sample_vram(ps_gpu_rig *r, uint8_t *x, uint64_t half, ps_rig_sa
 }
 
 ps_status ps_gpu_sample_hbm(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err) {
-    return sample_vram(r, ps_vram_base(r->vram), ps_gpu_enough(r, PS_GPU_WINDOW_BYTES), out, err);
+    return sample_vram(r, r->d_room, ps_gpu_enough(r, PS_GPU_WINDOW_BYTES), out, err);
 }
 
 ps_status ps_gpu_prepare_full(ps_gpu_rig *r, ps_error *err) {

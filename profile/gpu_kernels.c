@@ -120,7 +120,7 @@ ps_status ps_gpu_mirror(ps_gpu_rig *r, const ps_kernel *kernel, bool direct, ps_
     static const int order[PS_OPERAND_AREAS] = {PS_OPERAND_WEIGHTS, PS_OPERAND_KV, PS_OPERAND_ACTS,
                                                 PS_OPERAND_MISC, PS_OPERAND_SCRATCH};
     uint64_t at = 0;
-    uint8_t *base = ps_vram_base(r->vram);
+    uint8_t *base = r->d_room;
     ps_status status = PS_OK;
     ps_operands_areas(r->operands, r->area);
     r->d_spans = base;
@@ -130,7 +130,7 @@ ps_status ps_gpu_mirror(ps_gpu_rig *r, const ps_kernel *kernel, bool direct, ps_
         r->d_area[order[k]] = base + at;
         at += ((k < 2 ? x->room : x->bytes) + 255) & ~(uint64_t)255;
     }
-    uint64_t need = (at + PS_VRAM_HANDLE - 1) / PS_VRAM_HANDLE * PS_VRAM_HANDLE;
+    uint64_t need = (PS_GPU_KEPT_BYTES + at + PS_VRAM_HANDLE - 1) / PS_VRAM_HANDLE * PS_VRAM_HANDLE;
     if (need > PS_GPU_VRAM_BYTES)
         return ps_error_set(err, PS_E_NOMEM, kernel->spec.name, "operands of %llu bytes",
                             (unsigned long long)need);

@@ -268,9 +268,10 @@ ps_status ps_gpu_rig_new(const ps_gpu_config *c, ps_gpu_rig **out, ps_error *err
             memcpy(r->pinned + i, &v, 8);
             memcpy(r->plain + i, &v, 8);
         }
-        /* The zero that flags count from: behind what everything else uses. */
-        r->d_base = (uint64_t *)(void *)(ps_vram_base(r->vram) + 2 * PS_GPU_WINDOW_BYTES);
+        /* The zero that flags count from: before all that tasks write, which may grow at its other end. */
+        r->d_base = (uint64_t *)(void *)ps_vram_base(r->vram);
         r->d_clock = r->d_base + 16;
+        r->d_room = ps_vram_base(r->vram) + PS_GPU_KEPT_BYTES;
         uint64_t *zero = (uint64_t *)(void *)r->pinned;
         const uint64_t keep = *zero;
         *zero = 0;

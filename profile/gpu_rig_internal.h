@@ -15,6 +15,7 @@
 #define PS_GPU_PIECE_BYTES ((uint64_t)16 << 20)
 #define PS_GPU_PACED_BYTES ((uint64_t)4 << 20) /* pieces of a bus that is held back */
 #define PS_GPU_VRAM_BYTES ((uint64_t)3 << 30)
+#define PS_GPU_KEPT_BYTES ((uint64_t)4096) /* at its start: d_base, d_clock; what tasks write lies behind */
 enum {
     MAX_CALLS = 256, /* of a kernel in one sample */
     FEW_TOKENS = 8,  /* up to here calls are nodes of a graph */
@@ -62,8 +63,9 @@ struct ps_gpu_rig {
     ps_vram_range *full;         /* all that is left, while HBM_FULL is measured */
     uint8_t *pinned, *d_pinned;  /* PS_GPU_BUS_BYTES */
     uint8_t *plain;              /* PS_GPU_BUS_BYTES, pageable */
-    uint64_t *d_base;            /* a zero in VRAM that flags are counted from */
+    uint64_t *d_base;            /* a zero in VRAM that flags are counted from; kept from task to task */
     uint64_t *d_clock;           /* in VRAM: when a paced sample began */
+    uint8_t *d_room;             /* VRAM that tasks write to, up to vram's end */
     uint64_t period_ns;          /* of its pieces */
     uint64_t epoch;
     uint8_t *stream_data; /* for the CPUs' reads */

@@ -28,7 +28,7 @@ static bool json;
 static int n_missed;
 static cudaStream_t stream;
 static uint8_t *weights, *work;
-static const size_t weights_bytes = (size_t)4 << 30, work_bytes = (size_t)256 << 20;
+static const size_t weights_bytes = (size_t)4 << 30, work_bytes = (size_t)320 << 20;
 
 __global__ void fill_random(uint32_t *p, size_t n, uint32_t mask, uint32_t bits) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;

@@ -338,40 +338,18 @@ __global__ void __launch_bounds__(32 * JOIN_WARPS) attn_join(attn_args a) {
 
 struct limits {
     uint32_t per_block, per_sm, n_sm; /* bytes of shared memory; multiprocessors */
-    bool
-        early; /* a kernel may start before the one before it has ended: these have the instructions for it */
+    bool early;                       /* launch_early */
 };
 cudaError_t limits_of(limits *out) {
     int device, block, sm, n;
-    cudaFuncAttributes join;
     cudaError_t e = cudaGetDevice(&device);
     e = e ? e : cudaDeviceGetAttribute(&block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     e = e ? e : cudaDeviceGetAttribute(&sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
     e = e ? e : cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
-    e = e ? e : cudaFuncGetAttributes(&join, (const void *)attn_join);
+    e = e ? e : may_be_early(attn_join, &out->early);
     if (e == cudaSuccess)
-        *out = {(uint32_t)block, (uint32_t)sm, (uint32_t)n,
-                join.ptxVersion >= 90 && join.binaryVersion >= 90};
+        out->per_block = (uint32_t)block, out->per_sm = (uint32_t)sm, out->n_sm = (uint32_t)n;
     return e;
-}
-
-template <class... PARAMS, class... ARGS>
-cudaError_t launch(void (*kernel)(PARAMS...), dim3 grid, uint32_t threads, size_t bytes, bool early,
-                   cudaStream_t stream, ARGS... args) {
-#ifdef PS_CUDA_ON_HOST
-    (void)early;
-    PS_LAUNCH(kernel, grid, threads, bytes, stream)(args...);
-    return cudaGetLastError();
-#else
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid, config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = bytes, config.stream = stream;
-    config.attrs = &attribute, config.numAttrs = early ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, args...);
-#endif
 }
 
 /* Stages of a block: two blocks to a multiprocessor if each has two stages then, else one; 0: none fits. */
@@ -402,8 +380,8 @@ template <class S> cudaError_t run_shape(attn_args a, const limits &l, cudaStrea
     if (items > INT32_MAX)
         return cudaErrorNotSupported;
     const uint32_t blocks = l.n_sm * per_sm;
-    return launch(attn_split<S>, dim3(items < blocks ? (uint32_t)items : blocks), S::THREADS, bytes, l.early,
-                  stream, a, stages);
+    return launch_early(attn_split<S>, dim3(items < blocks ? (uint32_t)items : blocks), S::THREADS, bytes,
+                        l.early, stream, a, stages);
 }
 
 /* Two tiles of rows in a block where that saves reading K and V again; a row's bits are the same. */
@@ -464,9 +442,10 @@ cudaError_t launch_attn_split(const ps_kargs *a, const ps_cuda_on *on) {
         e = run_attn_wide(args, true, n, a->n_spans, s);
     if (e)
         return e;
-    return launch(attn_join,
-                  dim3((l->head_dim_v + 31) / 32, n * (l->n_head / l->n_head_kv), a->n_spans * on->span_rows),
-                  32 * JOIN_WARPS, 0, lim.early && dim <= TC_MAX_DIM, s, args);
+    return launch_early(
+        attn_join,
+        dim3((l->head_dim_v + 31) / 32, n * (l->n_head / l->n_head_kv), a->n_spans * on->span_rows),
+        32 * JOIN_WARPS, 0, lim.early && dim <= TC_MAX_DIM, s, args);
 }
 
 } // namespace psc

@@ -16,7 +16,8 @@ enum {
                                   sums depends on nothing else */
     PS_CUDA_MAX_USED = 32,     /* experts per token */
     PS_CUDA_GEMM_PIECE =
-        32 << 20, /* scratch of cuda.gemm: weights as halves, few enough to stay in an L2 cache, */
+        64
+        << 20, /* scratch of cuda.gemm: weights as halves, few enough that an L2 cache keeps most of them, */
     PS_CUDA_GEMM_WORKSPACE = 32 << 20, /* and behind them cuBLAS's workspace */
     /* Scratch of MOE_DISPATCH for many tokens: bytes per token and element of the longest row, and for all. */
     PS_CUDA_MOE_MANY_COL = 16,

@@ -7,7 +7,7 @@
 namespace psc {
 namespace {
 
-enum { PIECE_COLS = 4096, ROW_TILE = 32, THREADS = 128 };
+enum { PIECE_COLS = 8192, ROW_TILE = 32, THREADS = 128 };
 
 /* Columns [256 load, ...) of ROW_TILE rows as halves: block (load, tile of rows). `first_load` is out's column 0; out
  * has rows of out_cols halves. */
@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(THREADS) dequantize(weight_rows w, uint32_t fi
     const packed_tile packed(w, first_row + tile);
     packed.ask<W, ROW_TILE, THREADS>(load, slots);
     copy_commit();
+    wait_dependencies(); /* the product of the piece before reads `out`; nothing writes weights */
     copy_wait<0>();
     __syncthreads();
     const uint32_t row = (threadIdx.x >> 5) * 8 + (threadIdx.x & 7), part = threadIdx.x >> 3 & 3;
@@ -71,6 +72,7 @@ __global__ void __launch_bounds__(256)
 }
 __global__ void __launch_bounds__(256)
     put_scale(rows y, const uint8_t *x_scale, uint64_t x_stride, uint32_t row0, uint32_t n_rows) {
+    wait_dependencies();
     const uint32_t t = blockIdx.x;
     const float scale = *(const float *)(x_scale + t * x_stride);
     if (scale == 1.0f)
@@ -86,15 +88,17 @@ cudaError_t multiply_pieces(const product &p, const choice &c, const ps_kargs *a
     uint8_t *piece = a->scratch, *workspace = piece + PS_CUDA_GEMM_PIECE;
     const uint32_t cols = p.w.cols < (uint32_t)PIECE_COLS ? p.w.cols : (uint32_t)PIECE_COLS;
     const uint64_t fit = PS_CUDA_GEMM_PIECE / (2 * (uint64_t)cols) / 256 * 256;
+    bool early = false;
+    if (cudaError_t e = may_be_early(c.fn, &early))
+        return e;
     for (uint64_t row = 0; row < p.w.n_rows; row += fit) {
         const uint32_t n = (uint32_t)(p.w.n_rows - row < fit ? p.w.n_rows - row : fit);
         float *y = (float *)p.y.data + a->row0 + row;
         for (uint32_t col = 0; col < p.w.cols; col += cols) {
             const uint32_t k = p.w.cols - col < cols ? p.w.cols - col : cols;
             const dim3 grid((k + c.load_cols - 1) / c.load_cols, (n + ROW_TILE - 1) / ROW_TILE);
-            PS_LAUNCH(c.fn, grid, THREADS, 0, stream_of(on))
-            (p.w, (uint32_t)row, col / c.load_cols, k, n, piece);
-            cudaError_t e = cudaGetLastError();
+            cudaError_t e = launch_early(c.fn, grid, THREADS, 0, early, stream_of(on), p.w, (uint32_t)row,
+                                         col / c.load_cols, k, n, piece);
             e = e ? e
                   : blas_multiply(on->blas, stream_of(on), workspace, PS_CUDA_GEMM_WORKSPACE, n, a->n_tokens,
                                   k, piece, k, p.x + 2 * (uint64_t)col, p.x_stride / 2, col ? 1.0f : beta, y,
@@ -145,9 +149,11 @@ cudaError_t launch_gemm(const ps_kargs *a, const ps_cuda_on *on) {
                           (float *)p.y.data + a->row0, p.y.stride / 4);
     if (e)
         return e;
-    PS_LAUNCH(put_scale, a->n_tokens, 256, 0, stream_of(on))
-    (p.y, p.x_scale, p.x_stride, (uint32_t)a->row0, p.w.n_rows);
-    return cudaGetLastError();
+    bool early = false;
+    if (cudaError_t asked = may_be_early(put_scale, &early))
+        return asked;
+    return launch_early(put_scale, a->n_tokens, 256, 0, early, stream_of(on), p.y, p.x_scale, p.x_stride,
+                        (uint32_t)a->row0, p.w.n_rows);
 }
 
 } // namespace psc

@@ -59,6 +59,32 @@ template <class F> cudaError_t load(F *kernel) {
     return cudaFuncGetAttributes(&attr, (const void *)kernel);
 }
 
+/* Whether a kernel may start before the one before it has ended: it was compiled with the instructions for it (wait_dependencies). */
+template <class F> cudaError_t may_be_early(F *kernel, bool *out) {
+    cudaFuncAttributes attr;
+    const cudaError_t e = cudaFuncGetAttributes(&attr, (const void *)kernel);
+    *out = e == cudaSuccess && attr.ptxVersion >= 90 && attr.binaryVersion >= 90;
+    return e;
+}
+template <class... PARAMS, class... ARGS>
+cudaError_t launch_early(void (*kernel)(PARAMS...), dim3 grid, uint32_t threads, size_t bytes, bool early,
+                         cudaStream_t stream, ARGS... args) {
+#ifdef PS_CUDA_ON_HOST
+    (void)early;
+    PS_LAUNCH(kernel, grid, threads, bytes, stream)(args...);
+    return cudaGetLastError();
+#else
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = early ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+#endif
+}
+
 /* Sum and maximum over a warp in a fixed tree; every lane gets them. */
 __device__ __forceinline__ float all_lanes_sum(float v) {
 #pragma unroll

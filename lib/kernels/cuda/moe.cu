@@ -188,7 +188,7 @@ __device__ __forceinline__ uint32_t sort_pairs(const choice &c, uint32_t t, orde
 /* Row r of sums: what each warp has of output row first + r. */
 template <int R>
 __device__ __forceinline__ void down_store(const down_args &a, const float (&sums)[DOWN_WARPS][R],
-                                           uint32_t first, uint32_t t, float added) {
+                                           uint32_t first, uint32_t t) {
     const uint32_t r = threadIdx.x, row = first + r;
     if (r >= R || row >= a.out)
         return;
@@ -196,15 +196,10 @@ __device__ __forceinline__ void down_store(const down_args &a, const float (&sum
 #pragma unroll
     for (int w = 0; w < DOWN_WARPS; w++)
         v += sums[w][r];
-    row_f32(a.y, t)[row] = v + added;
-}
-/* What is added to this thread's output row: asked for at the start, so that it is there at the end. */
-__device__ __forceinline__ float down_added(const down_args &a, uint32_t first, uint32_t n, uint32_t t) {
-    const uint32_t row = first + threadIdx.x;
-    return a.residual.data && threadIdx.x < n && row < a.out ? row_f32(a.residual, t)[row] : 0.0f;
+    row_f32(a.y, t)[row] = v + (a.residual.data ? row_f32(a.residual, t)[row] : 0.0f);
 }
 __device__ __forceinline__ void down_finish(const down_args &a, float (&acc)[DOWN_ROWS], uint32_t first,
-                                            uint32_t t, float added) {
+                                            uint32_t t) {
     __shared__ float sums[DOWN_WARPS][DOWN_ROWS];
     const uint32_t warp = threadIdx.x / 32;
 #pragma unroll
@@ -214,7 +209,7 @@ __device__ __forceinline__ void down_finish(const down_args &a, float (&acc)[DOW
             sums[warp][r] = acc[r];
     }
     __syncthreads();
-    down_store(a, sums, first, t, added);
+    down_store(a, sums, first, t);
 }
 
 /* A block makes DOWN_ROWS output rows of a token; its warps share the experts, and are added up in order. */
@@ -223,7 +218,6 @@ template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_q(dow
     __shared__ __align__(16) uint8_t slots[DOWN_WARPS][R * slot<W>::BYTES];
     __shared__ order orders[DOWN_WARPS];
     const uint32_t warp = threadIdx.x / 32, first = blockIdx.x * R, t = blockIdx.y;
-    const float added = down_added(a, first, R, t);
     const uint32_t n = sort_pairs(a.of, t, orders[warp]);
     float acc[R] = {};
     for (uint32_t k = warp; k < n; k += DOWN_WARPS) {
@@ -239,7 +233,7 @@ template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_q(dow
         for (int r = 0; r < R; r++)
             acc[r] = fmaf(orders[warp].pair[k].weight, part[r][0], acc[r]);
     }
-    down_finish(a, acc, first, t, added);
+    down_finish(a, acc, first, t);
 }
 
 /* N chunks of a byte stream on their way, as in stager. */
@@ -277,7 +271,6 @@ template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_flat(
     __shared__ float parts[DOWN_WARPS][R * 32], sums[DOWN_WARPS][R];
     __shared__ order orders[DOWN_WARPS];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, first = blockIdx.x * R, t = blockIdx.y;
-    const float added = down_added(a, first, R, t);
     const uint32_t n = sort_pairs(a.of, t, orders[warp]);
     const uint32_t per_row = a.ff / 64, n_rows = min((uint32_t)R, a.out - first), units = n_rows * per_row,
                    bytes = n_rows * row_length<W>(a.ff);
@@ -321,14 +314,13 @@ template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_flat(
     if (lane % 4 == 0)
         sums[warp][lane / 4] = acc;
     __syncthreads();
-    down_store(a, sums, first, t, added);
+    down_store(a, sums, first, t);
 }
 
 template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_f(down_args a) {
     constexpr int R = DOWN_ROWS;
     __shared__ order orders[DOWN_WARPS];
     const uint32_t warp = threadIdx.x / 32, first = blockIdx.x * R, t = blockIdx.y;
-    const float added = down_added(a, first, R, t);
     const uint32_t n = sort_pairs(a.of, t, orders[warp]);
     float acc[R] = {};
     for (uint32_t k = warp; k < n; k += DOWN_WARPS) {
@@ -343,7 +335,7 @@ template <class W> __global__ void __launch_bounds__(32 * DOWN_WARPS) down_f(dow
         for (int r = 0; r < R; r++)
             acc[r] = fmaf(orders[warp].pair[k].weight, part[r][0], acc[r]);
     }
-    down_finish(a, acc, first, t, added);
+    down_finish(a, acc, first, t);
 }
 
 struct family {

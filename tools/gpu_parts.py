@@ -539,6 +539,9 @@ def points_cpu(c, path, *more):
         return
     d = json.loads(out)
     c.detail[c.part + "-cpu"] = d["points"]
+    if d["median_frac"] is None:
+        c.failed("CPU, points off the grid", "nothing could be compared")
+        return
     c.row(f"CPU, {d['n_quiet']} points off the grid: median, nine in ten", f"{100 * d['median_frac']:.1f}%, {100 * d['one_in_ten_frac']:.1f}%",
           "3%, 8%" if "--model" in more else "10%, 25%", d["good"])
 

@@ -39,8 +39,9 @@ static const ps_command command = {
         "Shapes, tokens, KV lengths and threads are off the grid, so each answer of the profile is\n"
         "interpolated. Points that turn out noisy do not count. Exit status 1 where the median of the\n"
         "errors is above 10% or one in ten above 25% (with --model 3% and 8%; of a quick profile, whose\n"
-        "grid is coarse, twice as much). A profile of the null\n"
-        "device is checked against that. With OTHER nothing is measured: its points of CPU kernels that\n"
+        "grid is coarse, twice as much), where the profile says nothing of a point, or where nothing\n"
+        "could be compared. A profile of the null device is checked against that. With OTHER nothing is "
+        "measured: its points of CPU kernels that\n"
         "run alone are what FILE is held against. With --again the points of FILE that an answer is made\n"
         "of are measured in turn with it: what FILE says with their new times tells what is interpolated\n"
         "wrongly, and how far that is from what it says with the old ones is drift. Takes five times as\n"
@@ -67,7 +68,7 @@ typedef struct row {
     double between, drift;
 } row;
 
-/* Of absolute errors: what half, and one in ten, exceed. */
+/* Of absolute errors: what half, and one in ten, exceed. Of none: not a number. */
 typedef struct spread {
     double median, tenth, worst;
 } spread;
@@ -88,7 +89,7 @@ static int by_value(const void *a, const void *b) {
 
 static spread spread_of(double *errors, uint32_t n) {
     if (n == 0)
-        return (spread){0};
+        return (spread){NAN, NAN, NAN};
     qsort(errors, n, sizeof *errors, by_value);
     return (spread){ps_quantile_sorted(errors, n, 0.5), ps_quantile_sorted(errors, n, 0.9), errors[n - 1]};
 }
@@ -201,8 +202,11 @@ static void print(const ps_profile *now, const verdict *v) {
         const row *r = &v->rows[i];
         const ps_profile_point *p = r->found;
         char shape[PS_TUNE_SHAPE];
-        printf("%+7.1f%%", 100 * r->error);
-        if (v->again)
+        if (r->known)
+            printf("%+7.1f%%", 100 * r->error);
+        else
+            printf("%8s", "-");
+        if (v->again && r->known)
             printf(" = %+6.1f%% between, %+6.1f%% drift", 100 * r->between, 100 * r->drift);
         printf("  %12s said, %12s found  %-12s %s %s, %u tok, %u thr%s\n",
                r->known ? ps_tune_time_text(r->said.time_s, said) : "nothing",
@@ -211,7 +215,14 @@ static void print(const ps_profile *now, const verdict *v) {
                ps_tune_kernel(now, p->kernel)->name, ps_tune_shape_text(p, shape), p->n_tokens, p->n_threads,
                p->time_s.noisy ? " (noisy)" : "");
     }
-    printf("%u points, %u not noisy and known: ", v->n, v->n_quiet);
+    printf("%u points, %u not noisy and known", v->n, v->n_quiet);
+    if (v->n_unknown)
+        printf(", %u that the profile says nothing of", v->n_unknown);
+    if (v->n_quiet == 0) {
+        printf(": nothing could be compared\n");
+        return;
+    }
+    printf(": ");
     print_spread("error", &v->error);
     printf("%.0f%% and %.0f%% are allowed\n", 100 * v->median_limit, 100 * v->tenth_limit);
     if (!v->again)

@@ -188,23 +188,73 @@ const ps_opt_value *ps_options_get(const ps_command *c, const ps_opt_value *valu
     return &values[o - c->options];
 }
 
+enum { HELP_COLUMNS = 80, HELP_INDENT = 32 };
+
+/* Words that fill lines of HELP_COLUMNS; where the line is, and where the next ones begin. */
+typedef struct fill {
+    ps_text *t;
+    size_t at, indent;
+    bool begun; /* the line has a word */
+} fill;
+
+static void fill_word(fill *f, const char *word, size_t n) {
+    if (f->begun && f->at + 1 + n > HELP_COLUMNS) {
+        ps_text_printf(f->t, "\n%*s", (int)f->indent, "");
+        f->at = f->indent;
+        f->begun = false;
+    }
+    ps_text_printf(f->t, "%s%.*s", f->begun ? " " : "", (int)n, word);
+    f->at += n + f->begun;
+    f->begun = true;
+}
+
+/* A line that begins with a space stays a line of its own; other ends of lines are spaces. */
+static void fill_text(fill *f, const char *s) {
+    for (size_t n; *s != '\0'; s += n) {
+        n = strcspn(s, " \n");
+        if (n != 0) {
+            fill_word(f, s, n);
+            continue;
+        }
+        n = 1;
+        if (s[0] == '\n' && s[1] == ' ') {
+            n += strspn(s + 1, " ");
+            ps_text_put(f->t, s, n);
+            *f = (fill){f->t, n - 1, n + 1, false};
+        }
+    }
+}
+
+static void put_filled(ps_text *t, const char *s) {
+    fill f = {.t = t};
+    fill_text(&f, s);
+    ps_text_printf(t, "\n");
+}
+
 char *ps_options_help(const ps_command *c) {
     ps_text *t = ps_text_new();
-    ps_text_printf(t, "Usage: %s %s\n%s\n", c->name, c->synopsis, c->summary);
-    if (c->details != NULL)
-        ps_text_printf(t, "\n%s\n", c->details);
+    ps_text_printf(t, "Usage: %s %s\n", c->name, c->synopsis);
+    put_filled(t, c->summary);
+    if (c->details != NULL) {
+        ps_text_printf(t, "\n");
+        put_filled(t, c->details);
+    }
     ps_text_printf(t, "\nOptions:\n");
     for (uint32_t i = 0; i < c->n_options; i++) {
         const ps_option *o = &c->options[i];
-        char left[64];
+        char left[64], def[80];
         char shorts[8] = "    ";
         if (o->short_name != 0)
             snprintf(shorts, sizeof shorts, "-%c, ", o->short_name);
         snprintf(left, sizeof left, "%s--%s%s%s", shorts, o->name, o->metavar != NULL ? " " : "",
                  o->metavar != NULL ? o->metavar : "");
-        ps_text_printf(t, strlen(left) > 28 ? "  %s\n%32s%s" : "  %-28s  %.0s%s", left, "", o->help);
-        if (o->def != NULL)
-            ps_text_printf(t, " [%s]", o->def);
+        ps_text_printf(t, strlen(left) > 28 ? "  %s\n%32s" : "  %-28s  %.0s", left, "");
+        fill f = {t, HELP_INDENT, HELP_INDENT, false};
+        fill_text(&f, o->help);
+        if (o->def != NULL) {
+            snprintf(def, sizeof def, "[%s]", o->def);
+            fill_word(&f, def, strlen(def));
+        }
         ps_text_printf(t, "\n");
     }
     if (c->examples != NULL)

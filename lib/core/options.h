@@ -36,7 +36,8 @@ typedef struct ps_command {
     const char *name;     /* "psplan" or "psplan inspect" */
     const char *synopsis; /* "[OPTIONS] MODEL.gguf" */
     const char *summary;  /* one line */
-    const char *details;  /* paragraphs for --help and man page, NULL if none */
+    const char
+        *details; /* text for --help and man page, filled; lines that begin with a space stay. NULL if none */
     const char *examples; /* lines, NULL if none */
     const ps_option *options;
     uint32_t n_options;
@@ -51,7 +52,8 @@ ps_status ps_options_parse(const ps_command *command, int argc, char *const *arg
                            const char **positional, uint32_t *out_n_positional, ps_error *err);
 /* Value of an option by name; the name must be in the table (an assert otherwise). */
 const ps_opt_value *ps_options_get(const ps_command *command, const ps_opt_value *values, const char *name);
-/* Help and man page (troff, section 1) text from malloc, or NULL when out of memory. */
+/* Help, in lines of 80 columns but for examples and synopsis, and man page (troff, section 1): text from malloc, or NULL when out
+ * of memory. */
 char *ps_options_help(const ps_command *command);
 char *ps_options_man(const ps_command *command);
 /* "2GiB" and the like to bytes. False if malformed or above UINT64_MAX. */

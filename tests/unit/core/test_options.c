@@ -85,15 +85,65 @@ Test(options, sizes) {
     cr_assert(!ps_parse_size("99999999T", &v));
 }
 
+/* In one line, from malloc. */
+static char *joined(const char *text) {
+    char *out = malloc(strlen(text) + 1), *to = out;
+    for (; *text; text++)
+        if ((*text != ' ' && *text != '\n') || (to > out && to[-1] != ' '))
+            *to++ = *text == '\n' ? ' ' : *text;
+    *to = '\0';
+    return out;
+}
+
 Test(options, help_and_man_hold_every_row) {
-    char *help = ps_options_help(&cmd), *man = ps_options_man(&cmd);
+    char *help = ps_options_help(&cmd), *man = ps_options_man(&cmd), *filled = joined(help);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         cr_assert_not_null(strstr(help, rows[i].name));
-        cr_assert_not_null(strstr(help, rows[i].help));
+        cr_assert_not_null(strstr(filled, rows[i].help));
         cr_assert_not_null(strstr(man, rows[i].name));
     }
     cr_assert_not_null(strstr(help, "[4]"));
     cr_assert_not_null(strstr(man, ".SH EXIT STATUS"));
+    free(filled);
     free(help);
     free(man);
+}
+
+Test(options, help_is_filled_to_80_columns) {
+    static const ps_option long_rows[] = {
+        {"name", 'n', PS_OPT_TEXT, "WORDS", "a default of some words", 0, 0,
+         "Words enough that they cannot stand in the columns that are left to them, however one breaks "
+         "them."},
+        {"a-name-that-is-longer-than-its-column", 0, PS_OPT_FLAG, NULL, NULL, 0, 0, "Short."},
+        {"link", 0, PS_OPT_FLAG, NULL, NULL, 0, 0,
+         "a.word.that.is.longer.than.the.columns.that.are.left.stays.whole and others."},
+    };
+    static const ps_command c = {
+        .name = "prog",
+        .synopsis = "[OPTIONS]",
+        .summary =
+            "A summary that goes on and on, and on and on, until there are more than eighty columns of it.",
+        .details =
+            "Two lines\nare one. Kinds:\n  one: of which there is so much to say that it needs more than a "
+            "single line\n  two: short",
+        .options = long_rows,
+        .n_options = 3,
+    };
+    char *help = ps_options_help(&c);
+    cr_assert_str_eq(help, "Usage: prog [OPTIONS]\n"
+                           "A summary that goes on and on, and on and on, until there are more than eighty\n"
+                           "columns of it.\n\n"
+                           "Two lines are one. Kinds:\n"
+                           "  one: of which there is so much to say that it needs more than a single line\n"
+                           "  two: short\n\n"
+                           "Options:\n"
+                           "  -n, --name WORDS              Words enough that they cannot stand in the\n"
+                           "                                columns that are left to them, however one\n"
+                           "                                breaks them. [a default of some words]\n"
+                           "      --a-name-that-is-longer-than-its-column\n"
+                           "                                Short.\n"
+                           "      --link                    "
+                           "a.word.that.is.longer.than.the.columns.that.are.left.stays.whole\n"
+                           "                                and others.\n");
+    free(help);
 }

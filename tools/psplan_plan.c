@@ -1,5 +1,4 @@
 /* psplan's main command: model + profile -> plan, and a table for people. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -113,19 +112,23 @@ static ps_status parse_wishes(const ps_opt_value *values, wishes *w, ps_error *e
 }
 
 /* Time of the plan: now, or SOURCE_DATE_EPOCH's, so that builds that ask for it get the same bytes. */
-static void now_text(char buf[32]) {
+static ps_status now_text(char buf[32], ps_error *err) {
+    enum { MOST_DIGITS = 18 };
+    static const long long year_10000 = 253402300800;
     const char *epoch = getenv("SOURCE_DATE_EPOCH");
     time_t t = time(NULL);
     if (epoch && *epoch) {
-        char *end;
-        errno = 0;
-        long long v = strtoll(epoch, &end, 10);
-        if (errno == 0 && *end == '\0' && v >= 0)
-            t = (time_t)v;
+        const size_t n = strspn(epoch, "0123456789");
+        const long long v = epoch[n] == '\0' && n <= MOST_DIGITS ? strtoll(epoch, NULL, 10) : -1;
+        if (v < 0 || v >= year_10000)
+            return ps_error_set(err, PS_E_USAGE, "SOURCE_DATE_EPOCH",
+                                "'%.40s' is not a number of seconds from 0 to %lld", epoch, year_10000 - 1);
+        t = (time_t)v;
     }
     struct tm tm;
     gmtime_r(&t, &tm);
     strftime(buf, 32, "%Y-%m-%dT%H:%M:%SZ", &tm);
+    return PS_OK;
 }
 
 /* "dir/model.gguf" -> "model.plan.yaml" in the current folder. */
@@ -380,6 +383,8 @@ int psplan_plan(int argc, char **argv) {
         snprintf(output, sizeof output, "%s", get(values, "output")->text);
     ps_status status = parse_wishes(values, &w, &err);
     if (!status)
+        status = now_text(created, &err);
+    if (!status)
         status = check_outputs(args[0], values, output, &err);
     if (!status)
         status = psplan_model_open(args[0], &m, &err);
@@ -399,7 +404,6 @@ int psplan_plan(int argc, char **argv) {
         w.n_contexts = 1;
         w.contexts[0] = m.model->n_ctx_train && m.model->n_ctx_train < 4096 ? m.model->n_ctx_train : 4096;
     }
-    now_text(created);
     const bool own_threads = w.n_threads == 0; /* one count per budget, ours to choose */
     if (own_threads)
         w.n_threads = 1;

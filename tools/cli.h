@@ -10,6 +10,7 @@
 
 #include "core/options.h"
 #include "core/status.h"
+#include "core/text.h"
 
 /* Rows for the end of an option table. */
 #define PS_CLI_ROWS                                                                                          \
@@ -46,6 +47,15 @@ static inline bool ps_cli_answer(const ps_command *c, const ps_opt_value *values
         return false;
     printf("%s %s\n", c->name, PS_VERSION_STRING);
     return true;
+}
+
+/* A file name on a line for people. */
+static inline void ps_cli_name(FILE *out, const char *name) {
+    ps_text *t = ps_text_new();
+    ps_text_put_plain(t, name);
+    char *text = ps_text_end(t, NULL);
+    fputs(text != NULL ? text : "?", out);
+    free(text);
 }
 
 /* One line for a failure, nothing for success; the exit code either way. */

@@ -84,7 +84,8 @@ static void show_unsafe(ps_status status, const ps_error *why) {
 }
 
 static void show_text(const char *path, const ps_plan *plan, const ps_model *model) {
-    printf("%s: safe: %u level%s, %u program%s\n", path, plan->n_levels, plan->n_levels == 1 ? "" : "s",
+    ps_cli_name(stdout, path);
+    printf(": safe: %u level%s, %u program%s\n", plan->n_levels, plan->n_levels == 1 ? "" : "s",
            plan->n_programs, plan->n_programs == 1 ? "" : "s");
     if (!ps_kernel_set_is_own(plan->kernel_set))
         printf("  its kernels are another build's: psrun of this one refuses it\n");

@@ -97,8 +97,10 @@ static void model_text(const ps_model *m, ps_text *t) {
 static ps_status show_text(const char *path, const ps_gguf *g, const ps_survey *s, ps_error *err) {
     char a[32];
     ps_text *t = ps_text_new();
-    ps_text_printf(t, "file          %s: GGUF v%u, %u file%s, %llu tensors, %s\n", path, g->version,
-                   g->n_files, g->n_files == 1 ? "" : "s", (unsigned long long)g->n_tensors,
+    ps_text_printf(t, "file          ");
+    ps_text_put_plain(t, path);
+    ps_text_printf(t, ": GGUF v%u, %u file%s, %llu tensors, %s\n", g->version, g->n_files,
+                   g->n_files == 1 ? "" : "s", (unsigned long long)g->n_tensors,
                    psplan_bytes((double)g->data_bytes, a));
     ps_text_printf(t, "architecture  %s%s\n", s->arch_name[0] ? s->arch_name : "(none given)",
                    s->arch_known ? "" : ", not supported");

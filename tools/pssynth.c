@@ -138,7 +138,9 @@ int main(int argc, char **argv) {
         signal(stop_signal, SIG_DFL);
         raise(stop_signal);
     }
-    if (status == PS_OK)
-        fprintf(stderr, "%s: %s, %.1f MB\n", path, shape.preset, (double)bytes / 1e6);
+    if (status == PS_OK) {
+        ps_cli_name(stderr, path);
+        fprintf(stderr, ": %s, %.1f MB\n", shape.preset, (double)bytes / 1e6);
+    }
     return ps_cli_finish("pssynth", status, &err);
 }

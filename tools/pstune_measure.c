@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli.h"
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/progress.h"
@@ -218,8 +219,9 @@ static void warn(const run *r, const ps_sweep_config *c, ps_profile *p, double s
 static int report(const run *r, const ps_sweep_result *result, double seconds, bool json) {
     if (!json) {
         ps_tune_print(result->profile, false);
-        printf("written   %s, %u quantities in %.0f s\n", r->output, result->n_measured + result->n_resumed,
-               seconds);
+        printf("written   ");
+        ps_cli_name(stdout, r->output);
+        printf(", %u quantities in %.0f s\n", result->n_measured + result->n_resumed, seconds);
         return 0;
     }
     ps_json *j = ps_json_new(2);

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/utf8.h"
+
 typedef struct status_row {
     const char *name;
     const char *text;
@@ -35,10 +37,15 @@ int ps_status_exit_code(ps_status status) {
     return row_of(status)->exit_code;
 }
 
+/* What cannot stand in a line that people read becomes '?', a sequence that was cut at the end of its room too. */
 static void clean_line(char *s) {
-    for (; *s != '\0'; s++)
-        if ((unsigned char)*s < 0x20 || *s == 0x7f)
-            *s = '?';
+    for (uint64_t left = strlen(s); left != 0;) {
+        uint32_t cp, len = ps_utf8_sequence(s, left, &cp);
+        if (len == 0 || !ps_utf8_is_plain(cp))
+            memset(s, '?', len ? len : 1);
+        s += len ? len : 1;
+        left -= len ? len : 1;
+    }
 }
 
 static void put_text(char *dst, size_t size, const char *src) {

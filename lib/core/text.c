@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/utf8.h"
+
 struct ps_text {
     char *data;
     size_t size, capacity;
@@ -68,6 +70,20 @@ void ps_text_printf(ps_text *t, const char *fmt, ...) {
         va_end(ap);
     }
     t->size += (size_t)n;
+}
+
+void ps_text_put_plain(ps_text *t, const char *s) {
+    for (uint64_t left = strlen(s); left != 0;) {
+        uint32_t cp = 0, len = ps_utf8_sequence(s, left, &cp);
+        if (len == 0)
+            ps_text_printf(t, "\\x%02x", (unsigned char)*s);
+        else if (ps_utf8_is_plain(cp))
+            ps_text_put(t, s, len);
+        else
+            ps_text_printf(t, cp < 0x80 ? "\\x%02x" : "\\u%04x", (unsigned)cp);
+        s += len ? len : 1;
+        left -= len ? len : 1;
+    }
 }
 
 char *ps_text_end(ps_text *t, uint64_t *out_size) {

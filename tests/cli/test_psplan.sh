@@ -189,6 +189,34 @@ sed 's/llama/lemma/g' "$m" >"$dir/lemma.gguf"
 [ $? -eq 1 ] || fail "inspect of an unknown architecture must exit 1"
 json 'not d["runs"] and d["architecture"] == "lemma" and d["n_refused"] > 0' "$dir/j"
 
+# What a file and its metadata are called cannot move the cursor, colour the terminal or turn its direction.
+bad=$dir/$'b\e[31m\n\xe2\x80\xae.gguf'
+python3 - "$m" "$bad" <<'EOF'
+import sys
+d = open(sys.argv[1], "rb").read()
+d = d.replace(b"tiny-llama", b"ti\x1b[1m\xc2\x9bnn").replace(b"llama.", b"l\xc2\x9bma.").replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0l\xc2\x9bma")
+open(sys.argv[2], "wb").write(d.replace(b"blk.0.attn_norm", b"blk.0.\x1b[2J_norm"))
+EOF
+harmless() { python3 -c 'import sys; d = sys.stdin.buffer.read().decode(); assert not [c for c in d if (c < " " and c != "\n") or "\x7f" <= c <= "\x9f" or c in "\u202e"], d' <"$1" || fail "$2"; }
+"$bin/psplan" inspect "$bad" >"$dir/out" 2>"$dir/err"
+harmless "$dir/out" "inspect prints control characters"
+head -1 "$dir/out" | grep -qF '/b\x1b[31m\x0a\u202e.gguf: GGUF v3' || fail "inspect of a strange name: $(head -1 "$dir/out" | cat -v)"
+grep -q '^architecture  l??ma, not supported$' "$dir/out" || fail "inspect of a strange architecture: $(cat -v "$dir/out")"
+cp "$m" "$bad"
+python3 - "$bad" <<'EOF'
+import sys
+d = open(sys.argv[1], "rb").read()
+open(sys.argv[1], "wb").write(d.replace(b"tiny-llama", b"ti\x1b[1m\xc2\x9bnn").replace(b"blk.0.attn_norm", b"blk.0.\x1b[2J_norm"))
+EOF
+"$bin/psplan" inspect "$bad" >"$dir/out" 2>"$dir/err"
+harmless "$dir/out" "inspect prints control characters of a name"
+grep -q 'blk.0.?\[2J_norm' "$dir/out" || fail "inspect of a strange tensor: $(cat -v "$dir/out")"
+"${plan[@]}" -o "$dir/not.yaml" "$bad" >"$dir/out" 2>"$dir/err"
+harmless "$dir/err" "psplan prints control characters"
+must "${plan[@]}" -o "$dir/"$'p\e.yaml' "$m"
+"$bin/psplan" check "$dir/"$'p\e.yaml' "$m" >"$dir/out" 2>&1 || fail "check of a strange name"
+harmless "$dir/out" "check prints control characters"
+
 # Infeasible: exit 1 with largest consumer and bytes short; as JSON the numbers too; no file.
 sed 's/\bmemory_bytes: .*/memory_bytes: 12000000/' "$dir/profile.yaml" >"$dir/small.yaml"
 expect 1 "bytes short" "$bin/psplan" -p "$dir/small.yaml" --context 512 -o "$dir/not.yaml" "$m"

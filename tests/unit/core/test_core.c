@@ -33,6 +33,17 @@ Test(status, exit_codes_and_line) {
     cr_assert_eq(ps_error_errno(NULL, PS_E_IO, "f", EACCES, "x"), PS_E_PERM);
 }
 
+Test(status, lines_stay_lines) {
+    ps_error err;
+    char line[600], longer[sizeof err.message + 8];
+    ps_error_set(&err, PS_E_DATA, "a\xc2\x9bz\xe2\x80\xae\x9b\xc3\xa9", "m\x1b[31m\n");
+    cr_assert_str_eq(ps_error_format(&err, line, sizeof line), "a??z????\xc3\xa9: m?[31m?");
+    memset(longer, 'm', sizeof longer); /* a character that does not fit whole */
+    memcpy(longer + sizeof err.message - 2, "\xc3\xa9", 3);
+    ps_error_set(&err, PS_E_DATA, "", "%s", longer);
+    cr_assert_eq(err.message[sizeof err.message - 2], '?');
+}
+
 Test(status, prefix_never_overflows) {
     ps_error err;
     char longer[400], line[800];
@@ -209,6 +220,16 @@ Test(utf8, decodes_what_is_well_formed) {
         for (uint32_t n = 0; n < cases[i].len; n++) /* no byte is read that may not be */
             cr_assert_eq(ps_utf8_sequence(cases[i].s, n, &cp), 0, "case %zu, %u bytes", i, n);
     }
+}
+
+Test(text, what_is_not_plain_is_escaped) {
+    ps_text *t = ps_text_new();
+    ps_text_put_plain(t, "na\xc3\xafve \xf0\x9f\x98\x80\n\x1b[31m\x7f \xc2\x9b\xe2\x80\xae \x9b\xe2\x82");
+    ps_text_put_plain(t, "");
+    char *s = ps_text_end(t, NULL);
+    cr_assert_str_eq(s, "na\xc3\xafve \xf0\x9f\x98\x80\\x0a\\x1b[31m\\x7f \\u009b\\u202e \\x9b\\xe2\\x82");
+    free(s);
+    ps_text_put_plain(NULL, "x");
 }
 
 Test(utf8, plain_is_what_keeps_its_line) {

@@ -40,23 +40,17 @@ void ps_html_text(ps_text *t, const char *s) {
     }
 }
 
-static void unit(ps_text *t, double v, const char *const *units, int n) {
-    int u = 0;
-    while (u + 1 < n && v >= 999.5) {
-        v /= 1000;
-        u++;
-    }
-    ps_text_printf(t, "%.3g %s", v >= 999.5 ? round(v) : v, units[u]);
-}
-
 void ps_html_bytes(ps_text *t, uint64_t bytes) {
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
-    unit(t, (double)bytes, units, 5);
+    char buf[32];
+    ps_text_printf(t, "%s", ps_format_bytes((double)bytes, buf));
 }
 
 void ps_html_time(ps_text *t, double s) {
     static const char *const units[] = {"ns", "us", "ms", "s"};
-    unit(t, s * 1e9, units, 4);
+    int u = 0;
+    for (s *= 1e9; u < 3 && s >= 999.5; u++)
+        s /= 1000;
+    ps_text_printf(t, "%.3g %s", s >= 999.5 ? round(s) : s, units[u]);
 }
 
 void ps_html_ratio(ps_text *t, double a, double b) {

@@ -10,6 +10,7 @@
 #include "plan/search.h"
 
 #define MIB ((uint64_t)1 << 20)
+#define GIB 0x1p30
 #define MOST_BYTES ((uint64_t)1 << 50)
 enum { CONTEXT_STEP = 256 };
 
@@ -239,15 +240,15 @@ static ps_status explain(const ps_too_small *t, ps_error *err) {
         return ps_error_set(
             err, PS_E_INFEASIBLE, t->level.budget,
             "context %llu needs %llu bytes of VRAM: %llu bytes short; the largest part is the %s "
-            "with %.2f GB; %s; %s",
+            "with %.2f GiB; %s; %s",
             (unsigned long long)t->level.bucket_tokens, (unsigned long long)x->needed_bytes, short_by,
-            x->largest, (double)x->largest_bytes / 1e9, budget, context);
+            x->largest, (double)x->largest_bytes / GIB, budget, context);
     return ps_error_set(
         err, PS_E_INFEASIBLE, "host memory",
-        "context %llu needs %.2f GB, the machine has %.2f GB: %llu bytes short; the largest part "
-        "is the %s with %.2f GB; %s",
-        (unsigned long long)t->level.bucket_tokens, (double)x->needed_bytes / 1e9,
-        (double)x->memory_bytes / 1e9, short_by, x->largest, (double)x->largest_bytes / 1e9, context);
+        "context %llu needs %.2f GiB, the machine has %.2f GiB: %llu bytes short; the largest part "
+        "is the %s with %.2f GiB; %s",
+        (unsigned long long)t->level.bucket_tokens, (double)x->needed_bytes / GIB,
+        (double)x->memory_bytes / GIB, short_by, x->largest, (double)x->largest_bytes / GIB, context);
 }
 
 ps_status ps_nearest(const ps_plan_request *request, ps_too_small *too_small, ps_error *err) {

@@ -81,7 +81,7 @@ static const char *choose_budget(const choice *c, uint64_t limit, char why[WHY_B
         return named;
     }
     if (best != NULL) {
-        snprintf(why, WHY_BYTES, "largest budget within %.1f GB of VRAM%s", (double)limit * 1e-9,
+        snprintf(why, WHY_BYTES, "largest budget within %.2f GiB of VRAM%s", (double)limit * 0x1p-30,
                  passed ? " that has such a level" : "");
         return best->budget;
     }

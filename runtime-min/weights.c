@@ -271,9 +271,9 @@ static ps_status hold_slabs(ps_weights *w, ps_error *err) {
         status = read_all(w, &direct, err);
     if (status != PS_OK)
         return status;
-    double s = (double)(ps_clock_ns() - start_ns) * 1e-9, gb = (double)covered(w) * 1e-9;
-    snprintf(w->why, sizeof w->why, "page-locked slabs (%.2f GB, %s at %.1f GB/s)", gb,
-             direct ? "direct reads" : "read through the page cache", s > 0 ? gb / s : 0);
+    double s = (double)(ps_clock_ns() - start_ns) * 1e-9, bytes = (double)covered(w);
+    snprintf(w->why, sizeof w->why, "page-locked slabs (%.2f GiB, %s at %.1f GB/s)", bytes * 0x1p-30,
+             direct ? "direct reads" : "read through the page cache", s > 0 ? bytes / s * 1e-9 : 0);
     return PS_OK;
 }
 
@@ -312,8 +312,8 @@ static ps_status hold_registered(ps_weights *w, ps_error *err) {
         if (status != PS_OK)
             return status;
     }
-    snprintf(w->why, sizeof w->why, "registered mapping (%.2f GB of a file in memory)",
-             (double)covered(w) * 1e-9);
+    snprintf(w->why, sizeof w->why, "registered mapping (%.2f GiB of a file in memory)",
+             (double)covered(w) * 0x1p-30);
     return PS_OK;
 }
 
@@ -380,19 +380,19 @@ static ps_status choose(ps_weights *w, const ps_weights_options *o, ps_error *er
         snprintf(reason, sizeof reason, "%.90s", why.message);
     }
     if (!lockable)
-        snprintf(reason, sizeof reason, "at most %.2f GB may be page-locked",
-                 (double)o->lock_limit_bytes * 1e-9);
+        snprintf(reason, sizeof reason, "at most %.2f GiB may be page-locked",
+                 (double)o->lock_limit_bytes * 0x1p-30);
     else if (needed > memory)
-        snprintf(reason, sizeof reason, "%.2f GB of weights, %.2f GB of memory", (double)needed * 1e-9,
-                 (double)memory * 1e-9);
+        snprintf(reason, sizeof reason, "%.2f GiB of weights, %.2f GiB of memory", (double)needed * 0x1p-30,
+                 (double)memory * 0x1p-30);
     if (force != PS_HOLD_COUNT && (force == PS_HOLD_SLABS || force == PS_HOLD_REGISTERED))
         return ps_error_set(err, PS_E_UNAVAILABLE, g->files[0].path, "weights cannot be held as %s: %s",
                             o->force, reason);
     if (o->needs_direct)
         return ps_error_set(
             err, PS_E_UNAVAILABLE, g->files[0].path,
-            "the plan lets the GPU read weights in host memory, which needs %.2f GB page-locked: %s",
-            (double)needed * 1e-9, reason);
+            "the plan lets the GPU read weights in host memory, which needs %.2f GiB page-locked: %s",
+            (double)needed * 0x1p-30, reason);
     w->hold = force != PS_HOLD_COUNT ? force : needed > memory ? PS_HOLD_DISK : PS_HOLD_STAGED;
     if (w->hold == PS_HOLD_MAPPED)
         return ps_error_set(err, PS_E_USAGE, "weights", "a mapped file alone is for runs without a GPU");

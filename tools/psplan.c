@@ -94,27 +94,11 @@ ps_status psplan_profile_read(const char *path, ps_profile **out, ps_error *err)
     return status;
 }
 
-/* Three significant digits and a unit; the table ascends in steps of 1000. */
-static char *format_unit(double v, const char *const *units, int n_units, char *buf) {
-    int u = 0;
-    while (u + 1 < n_units && v >= 999.5) {
-        v /= 1000;
-        u++;
-    }
-    snprintf(buf, 32, "%.*f %s", v < 9.995 ? 2 : v < 99.95 ? 1 : 0, v, units[u]);
-    return buf;
-}
-
-char *psplan_bytes(double bytes, char *buf) {
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
-    if (bytes < 1000) {
-        snprintf(buf, 32, "%.0f B", bytes);
-        return buf;
-    }
-    return format_unit(bytes, units, 5, buf);
-}
-
 char *psplan_time(double s, char *buf) {
     static const char *const units[] = {"ns", "us", "ms", "s"};
-    return format_unit(s * 1e9, units, 4, buf);
+    int u = 0;
+    for (s *= 1e9; u < 3 && s >= 999.5; u++)
+        s /= 1000;
+    snprintf(buf, 32, "%.*f %s", s < 9.995 ? 2 : s < 99.95 ? 1 : 0, s, units[u]);
+    return buf;
 }

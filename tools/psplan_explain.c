@@ -132,7 +132,7 @@ static void largest_text(const psplan_view *v, ps_text *t) {
     for (int i = 0; i < PS_SHARD_KIND_COUNT; i++)
         if (kind_bytes[i])
             ps_text_printf(t, " %s %s", ps_shard_kind_name((ps_shard_kind)i),
-                           psplan_bytes((double)kind_bytes[i], b));
+                           ps_format_bytes((double)kind_bytes[i], b));
     ps_text_printf(t, "\n");
 }
 

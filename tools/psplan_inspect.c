@@ -62,7 +62,7 @@ static void model_text(const ps_model *m, ps_text *t) {
     char a[32], b[32];
     const ps_layer *l = &m->layers[0];
     ps_text_printf(t, "model         %s\nparameters    %llu, weights %s\n", m->name,
-                   (unsigned long long)m->n_params, psplan_bytes((double)m->weight_bytes, a));
+                   (unsigned long long)m->n_params, ps_format_bytes((double)m->weight_bytes, a));
     ps_text_printf(
         t, "shape         %u layers, width %u, %u heads / %u KV heads x %u, vocabulary %u, context %u%s\n",
         m->n_layers, m->n_embd, l->n_head, l->n_head_kv, l->head_dim_k, m->n_vocab, m->n_ctx_train,
@@ -77,9 +77,9 @@ static void model_text(const ps_model *m, ps_text *t) {
         if (s.n == 0)
             continue;
         ps_text_printf(t, "%s %llu %s %s", separator, (unsigned long long)s.n,
-                       ps_shard_kind_name((ps_shard_kind)k), psplan_bytes((double)s.bytes, a));
+                       ps_shard_kind_name((ps_shard_kind)k), ps_format_bytes((double)s.bytes, a));
         if (s.n > 1)
-            ps_text_printf(t, " (largest %s)", psplan_bytes((double)s.largest, b));
+            ps_text_printf(t, " (largest %s)", ps_format_bytes((double)s.largest, b));
         separator = ",";
     }
     ps_text_printf(t, "\nKV cache      f16, per sequence:");
@@ -87,7 +87,7 @@ static void model_text(const ps_model *m, ps_text *t) {
     for (int i = 0; i < N_CONTEXTS; i++)
         if (context_fits(m, contexts[i])) {
             ps_text_printf(t, "%s %s for %lluK tokens", separator,
-                           psplan_bytes((double)kv_bytes(m, contexts[i]), a),
+                           ps_format_bytes((double)kv_bytes(m, contexts[i]), a),
                            (unsigned long long)contexts[i] / 1024);
             separator = ",";
         }
@@ -101,7 +101,7 @@ static ps_status show_text(const char *path, const ps_gguf *g, const ps_survey *
     ps_text_put_plain(t, path);
     ps_text_printf(t, ": GGUF v%u, %u file%s, %llu tensors, %s\n", g->version, g->n_files,
                    g->n_files == 1 ? "" : "s", (unsigned long long)g->n_tensors,
-                   psplan_bytes((double)g->data_bytes, a));
+                   ps_format_bytes((double)g->data_bytes, a));
     ps_text_printf(t, "architecture  %s%s\n", s->arch_name[0] ? s->arch_name : "(none given)",
                    s->arch_known ? "" : ", not supported");
     if (s->model)
@@ -109,7 +109,8 @@ static ps_status show_text(const char *path, const ps_gguf *g, const ps_survey *
     ps_text_printf(t, "tensor types ");
     for (uint32_t i = 0; i < s->n_types; i++)
         ps_text_printf(t, "%s %s x %llu (%s%s)", i ? "," : "", type_name(s->types[i].type),
-                       (unsigned long long)s->types[i].n_tensors, psplan_bytes((double)s->types[i].bytes, a),
+                       (unsigned long long)s->types[i].n_tensors,
+                       ps_format_bytes((double)s->types[i].bytes, a),
                        s->types[i].computable ? "" : ", not computable");
     ps_text_printf(t, "\n");
     if (s->n_refused == 0)

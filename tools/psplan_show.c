@@ -26,12 +26,12 @@ static void memory_map(const psplan_view *v, const ps_level *l, ps_text *t) {
     char b[6][32];
     uint64_t kv = kv_in(v->plan, l, PS_SPACE_HOST),
              program = ps_memory_program_bytes(v->model, l->n_threads, l->n_seqs);
-    psplan_bytes((double)v->model->weight_bytes, b[0]);
-    psplan_bytes((double)kv, b[1]);
-    psplan_bytes((double)(l->host_arena_bytes - kv), b[2]);
-    psplan_bytes((double)program, b[3]);
-    psplan_bytes((double)l->peak_host_bytes, b[4]);
-    psplan_bytes((double)v->profile->topology.memory_bytes, b[5]);
+    ps_format_bytes((double)v->model->weight_bytes, b[0]);
+    ps_format_bytes((double)kv, b[1]);
+    ps_format_bytes((double)(l->host_arena_bytes - kv), b[2]);
+    ps_format_bytes((double)program, b[3]);
+    ps_format_bytes((double)l->peak_host_bytes, b[4]);
+    ps_format_bytes((double)v->profile->topology.memory_bytes, b[5]);
     ps_text_printf(t,
                    "  memory   weights %s, kv cache %s, activations and scratch %s, program %s: %s of %s\n",
                    b[0], b[1], b[2], b[3], b[4], b[5]);
@@ -88,11 +88,11 @@ static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
     bool mixture = false;
     for (uint32_t i = 0; i < v->model->n_layers; i++)
         mixture = mixture || v->model->layers[i].n_expert != 0;
-    psplan_bytes((double)l->vram_base_bytes, b[0]);
-    psplan_bytes((double)kv, b[1]);
-    psplan_bytes((double)(l->vram_work_bytes - kv), b[2]);
-    psplan_bytes((double)l->vram_weight_bytes, b[3]);
-    psplan_bytes((double)(l->vram_base_bytes + l->vram_work_bytes + l->vram_weight_bytes), b[4]);
+    ps_format_bytes((double)l->vram_base_bytes, b[0]);
+    ps_format_bytes((double)kv, b[1]);
+    ps_format_bytes((double)(l->vram_work_bytes - kv), b[2]);
+    ps_format_bytes((double)l->vram_weight_bytes, b[3]);
+    ps_format_bytes((double)(l->vram_base_bytes + l->vram_work_bytes + l->vram_weight_bytes), b[4]);
     ps_text_printf(
         t,
         "  vram     CUDA context and libraries %s, kv cache %s (%u of %u layers), activations and slots %s, "
@@ -103,9 +103,9 @@ static void vram_map(const psplan_view *v, const ps_level *l, ps_text *t) {
         if (i && r->max_tokens != l->n_seqs && i + 1 != l->n_tiers)
             continue;
         psplan_found f = psplan_find_weights(v, l, r);
-        psplan_bytes(f.copied, b[0]);
-        psplan_bytes(f.direct, b[1]);
-        psplan_bytes(f.host, b[2]);
+        ps_format_bytes(f.copied, b[0]);
+        ps_format_bytes(f.direct, b[1]);
+        ps_format_bytes(f.host, b[2]);
         ps_text_printf(t, "  steps of %u: copied %s, read direct %s", r->max_tokens, b[0], b[1]);
         if (r->max_direct)
             ps_text_printf(t, " (%u expert%s a layer at most)", r->max_direct, r->max_direct == 1 ? "" : "s");
@@ -204,10 +204,9 @@ static void level_table(const psplan_view *v, const ps_level *l, ps_text *t) {
 
 void psplan_table(const psplan_view *v, ps_text *t) {
     char w[32];
-    psplan_bytes((double)v->model->weight_bytes, w);
-    ps_text_printf(t, "%s: %s, %u layers, %s of weights\n",
-                   v->model->name[0] ? v->model->name : v->model_path, v->model->arch_name,
-                   v->model->n_layers, w);
+    ps_format_bytes((double)v->model->weight_bytes, w);
+    ps_text_put_plain(t, v->model->name[0] ? v->model->name : v->model_path);
+    ps_text_printf(t, ": %s, %u layers, %s of weights\n", v->model->arch_name, v->model->n_layers, w);
     ps_text_printf(t, "%s%s\n", v->profile->topology.cpu_model,
                    v->profile->synthetic ? " (synthetic profile)" : "");
     if (v->profile->gpu.name[0])

@@ -276,11 +276,11 @@ static void warn_spilled(const psrun *r, const generation *g) {
         g->n_generated < 4 || !(g->decode_predicted_s > 0) || times < 4 || psrun_option(r, "verify")->set)
         return;
     fprintf(stderr,
-            "psrun: warning: steps with %.1f MB of weights in VRAM took %.0f times what was predicted: the "
+            "psrun: warning: steps with %.1f MiB of weights in VRAM took %.0f times what was predicted: the "
             "driver "
             "may keep some of it in system memory, as where other programs take VRAM; a smaller --budget "
             "avoids it\n",
-            (double)info->vram_weight_bytes * 1e-6, times);
+            (double)info->vram_weight_bytes * 0x1p-20, times);
 }
 
 static ps_status answer_prompt(const psrun *r, ps_error *err) {
@@ -332,17 +332,18 @@ static void note_start(const psrun *r) {
     const ps_engine_info *info = ps_engine_get_info(r->engine);
     if (psrun_option(r, "quiet")->set)
         return;
-    fprintf(stderr, "%s (%s), %.1f MB of weights (%s), budget %s, context %" PRIu64 ", %u thread%s, %s\n",
-            info->model_name, info->arch, (double)info->weight_bytes * 1e-6, info->weights, info->budget,
+    fprintf(stderr, "%s (%s), %.1f MiB of weights (%s), budget %s, context %" PRIu64 ", %u thread%s, %s\n",
+            info->model_name, info->arch, (double)info->weight_bytes * 0x1p-20, info->weights, info->budget,
             info->context, info->n_threads, info->n_threads == 1 ? "" : "s", info->cpu_level);
     fprintf(stderr, "level %s/%" PRIu64 "/%u/%u: %s\n", info->budget, info->bucket, info->level_seqs,
             info->n_threads, info->level_why);
     if (info->budget_bytes != 0)
-        fprintf(
-            stderr,
-            "%s: VRAM %.1f MB before, %.1f MB to work in, %.1f MB of weights (meter: %s); host weights: %s\n",
-            info->device, (double)info->vram_base_bytes * 1e-6, (double)info->vram_work_bytes * 1e-6,
-            (double)info->vram_weight_bytes * 1e-6, info->meter, info->weights_why);
+        fprintf(stderr,
+                "%s: VRAM %.1f MiB before, %.1f MiB to work in, %.1f MiB of weights (meter: %s); host "
+                "weights: %s\n",
+                info->device, (double)info->vram_base_bytes * 0x1p-20,
+                (double)info->vram_work_bytes * 0x1p-20, (double)info->vram_weight_bytes * 0x1p-20,
+                info->meter, info->weights_why);
     if (info->synthetic_profile)
         fprintf(stderr, "psrun: warning: the plan comes from a synthetic profile; its predictions are not "
                         "of a real machine\n");

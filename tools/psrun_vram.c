@@ -104,8 +104,8 @@ static void on_signal(psrun_vram *v, int number) {
             if (!v->quiet)
                 fprintf(
                     stderr,
-                    "psrun: SIGUSR2: the next larger budget is %.1f MB, but others leave %.1f MB of VRAM\n",
-                    (double)to * 1e-6, (double)left * 1e-6);
+                    "psrun: SIGUSR2: the next larger budget is %.1f MiB, but others leave %.1f MiB of VRAM\n",
+                    (double)to * 0x1p-20, (double)left * 0x1p-20);
             return;
         }
         v->allowed_bytes = to > v->allowed_bytes ? to : v->allowed_bytes;
@@ -147,9 +147,9 @@ static void look(psrun_vram *v) {
     if (v->n_short == N_LOOKS && !v->quiet)
         fprintf(
             stderr,
-            "psrun: warning: %.1f MB of VRAM in use, but others leave %.1f MB and the plan has no smaller "
+            "psrun: warning: %.1f MiB of VRAM in use, but others leave %.1f MiB and the plan has no smaller "
             "budget\n",
-            (double)used * 1e-6, (double)left * 1e-6);
+            (double)used * 0x1p-20, (double)left * 0x1p-20);
 }
 
 static void *watch(void *arg) {
@@ -285,11 +285,11 @@ void psrun_vram_end(const psrun *r) {
     judge_peak(v, v->budget_bytes);
     if (v->quiet)
         return;
-    fprintf(stderr, "VRAM       %6.1f MB at most, budget %s\n", (double)atomic_load(&v->peak) * 1e-6,
+    fprintf(stderr, "VRAM       %6.1f MiB at most, budget %s\n", (double)atomic_load(&v->peak) * 0x1p-20,
             v->budget);
     if (v->over_bytes != 0)
-        fprintf(stderr, "psrun: warning: %.1f MB of VRAM were in use under a budget of %.1f MB\n",
-                (double)v->over_bytes * 1e-6, (double)v->over_budget_bytes * 1e-6);
+        fprintf(stderr, "psrun: warning: %.1f MiB of VRAM were in use under a budget of %.1f MiB\n",
+                (double)v->over_bytes * 0x1p-20, (double)v->over_budget_bytes * 0x1p-20);
 }
 
 void psrun_vram_json(const psrun *r, ps_json *j) {

@@ -140,7 +140,7 @@ int main(int argc, char **argv) {
     }
     if (status == PS_OK) {
         ps_cli_name(stderr, path);
-        fprintf(stderr, ": %s, %.1f MB\n", shape.preset, (double)bytes / 1e6);
+        fprintf(stderr, ": %s, %.1f MiB\n", shape.preset, (double)bytes * 0x1p-20);
     }
     return ps_cli_finish("pssynth", status, &err);
 }

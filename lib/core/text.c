@@ -86,6 +86,15 @@ void ps_text_put_plain(ps_text *t, const char *s) {
     }
 }
 
+char *ps_format_bytes(double bytes, char buf[32]) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    int u = 0;
+    for (; u + 1 < (int)(sizeof units / sizeof units[0]) && bytes >= 1023.5; u++)
+        bytes /= 1024;
+    snprintf(buf, 32, "%.*f %s", u == 0 || bytes >= 99.95 ? 0 : bytes < 9.995 ? 2 : 1, bytes, units[u]);
+    return buf;
+}
+
 char *ps_text_end(ps_text *t, uint64_t *out_size) {
     if (t == NULL)
         return NULL;

@@ -49,7 +49,7 @@ P
       sed -e 's/^synthetic_profile: true/synthetic_profile: false/' -e 's/\(step_[a-z]*_s\): .*/\1: 1e-09/' "$dir/plan.yaml" >"$dir/slow.yaml"
       "$bin/psrun" --device emulated --plan "$dir/slow.yaml" --raw -m 'Hello there' -n 8 "$m" >"$dir/out" 2>"$dir/err" || fail "$preset: slow: $(cat "$dir/err")"
       cmp -s "$dir/host" "$dir/out" || fail "$preset: other tokens of a plan with other predictions"
-      [ "$(grep -c 'warning: steps with .* MB of weights in VRAM took .*system memory' "$dir/err")" -eq 1 ] || fail "$preset: no word of VRAM that is slow: $(cat "$dir/err")"
+      [ "$(grep -c 'warning: steps with .* MiB of weights in VRAM took .*system memory' "$dir/err")" -eq 1 ] || fail "$preset: no word of VRAM that is slow: $(cat "$dir/err")"
     fi
     "$bin/psrun" --quiet --device none --plan "$dir/plan.yaml" --raw -m a -n 1 "$m" >/dev/null 2>"$dir/err"
     [ $? -eq 69 ] || fail "$preset, $family: ran without a GPU: $(cat "$dir/err")"

@@ -60,7 +60,7 @@ changed_to 660MiB || fail "SIGUSR2: $(cat "$dir/err")"
 wait $pid || fail "run with signals: exit $?"
 pid=
 cmp -s "$dir/quiet" "$dir/out" || fail "signals change the tokens"
-grep -q '^VRAM .* MB at most, budget 660MiB$' "$dir/err" || fail "no peak: $(cat "$dir/err")"
+grep -q '^VRAM .* MiB at most, budget 660MiB$' "$dir/err" || fail "no peak: $(cat "$dir/err")"
 grep -q "warning.*budget" "$dir/err" && fail "above the budget: $(cat "$dir/err")"
 
 # Other processes: they take nearly everything, leave room for the middle budget, then all of it. The emulated device has 8 GiB.
@@ -88,7 +88,7 @@ set_others $((8192 - 700))
 start "${run[@]}" --tokens 2000 --watch-vram 8GiB --emulated-others "$dir/others"
 until_true "first tokens" grown 5
 kill -USR2 $pid
-until_true "too little for a larger one" said 'SIGUSR2: the next larger budget is 755.0 MB, but others leave 734.0 MB of VRAM'
+until_true "too little for a larger one" said 'SIGUSR2: the next larger budget is 720.0 MiB, but others leave 700.0 MiB of VRAM'
 grep -q 'changed in' "$dir/err" && fail "SIGUSR2 above what is left: $(cat "$dir/err")"
 set_others $((8192 - 730))
 kill -USR2 $pid
@@ -168,7 +168,7 @@ chosen() { # TEXT OPTION...: it is on standard error, once
 }
 chosen 'host/256/1/1: no VRAM budget can be taken, its largest context, all threads that it has$' --device none
 chosen 'host/256/1/1: no VRAM budget can be taken, smallest context of at least 100, threads as asked for$' --device none -t 1 -c 100
-chosen '660MiB/256/1/1: largest budget within [0-9.]* GB of VRAM, its smallest context' --device emulated
+chosen '660MiB/256/1/1: largest budget within [0-9.]* GiB of VRAM, its smallest context' --device emulated
 chosen '660MiB/256/1/1: budget as asked for' --device emulated --budget 675840KiB
 "${both[@]}" --device emulated "$m" >/dev/null 2>"$dir/err" && said ', budget 660MiB, ' || fail "host and 660MiB, emulated: $(cat "$dir/err")"
 "${both[@]}" --device none "$m" >/dev/null 2>"$dir/err" && said ', budget host, ' || fail "host and 660MiB, no GPU: $(cat "$dir/err")"

@@ -79,6 +79,15 @@ json 'int(d["levels"][0]["schedule"]["resident"].rsplit(" ", 1)[1][:-1]) < 12' "
 [ "$(grep -c ' | *[0-9]*%' "$dir/out")" -eq "$(grep -cE '^ +[0-9]+ +[0-9.]+ [mu]?s' "$dir/out")" ] || fail "not a row for each tier: $(cat "$dir/out")"
 grep -q 'link | in vram  budget  hand-over' "$dir/out" && grep -q '| *raw   barriers' "$dir/out" || fail "headings: $(cat "$dir/out")"
 grep -qE 'cpu waits for|gpu waits for|h2d waits for' "$dir/out" || fail "no queue waits: $(cat "$dir/out")"
+# Sizes are in powers of 1024, whoever says them; rates alone in powers of 1000.
+"${gpu[@]}" --budget host,712MiB --threads 1 --explain -o "$dir/g.yaml" "$dir/mid.gguf" >"$dir/sizes" 2>&1 || fail "--explain of two levels"
+must "$bin/psplan" emit html -o "$dir/g.html" "$dir/g.yaml"
+"${gpu[@]}" --budget 600MiB -o "$dir/not.yaml" "$dir/mid.gguf" >>"$dir/sizes" 2>&1
+"$bin/psplan" inspect "$dir/mid.gguf" >>"$dir/sizes" 2>&1
+"$bin/pstune" show "$dir/gpu.yaml" >>"$dir/sizes" 2>&1
+"$bin/psrun" --device emulated --plan "$dir/g.yaml" --budget 712MiB --raw -m a -n 2 "$dir/mid.gguf" >>"$dir/sizes" 2>&1 || fail "psrun"
+[ "$(grep -Ec '[0-9] [KMGT]iB' "$dir/sizes")" -ge 12 ] && grep -qE '[0-9] [KMGT]iB' "$dir/g.html" || fail "no sizes: $(cat "$dir/sizes")"
+cat "$dir/sizes" "$dir/g.html" | grep -E '[0-9] [kKMGT]B([^/]|$)' | head -5 | grep . && fail "sizes in powers of 1000"
 # Ranges end where they say, however large the step, and may be spelled out in bytes.
 names() { "${gpu[@]}" --json --budget "$1" -o "$dir/r.yaml" "$dir/mid.gguf" >"$dir/j" 2>/dev/null && python3 -c 'import json,sys; print(*[l["budget"] for l in json.load(sys.stdin)["levels"]])' <"$dir/j"; }
 [ "$(names 1GiB-2GiB/16777215TiB)" = 1GiB ] || fail "a step beyond the end: $(names 1GiB-2GiB/16777215TiB)"

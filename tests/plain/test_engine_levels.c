@@ -263,7 +263,7 @@ static void test_chosen(void) {
         {{0}, "quarter", 64, "largest budget within"},
         {{.n_sessions = 2}, "128MiB", 128, "that has such a level"},
         {{.context = 100}, "128MiB", 128, "smallest context of at least 100"},
-        {{.n_threads = 1, .vram_limit_bytes = 300 << 20}, "128MiB", 64, "largest budget within 0.3 GB"},
+        {{.n_threads = 1, .vram_limit_bytes = 300 << 20}, "128MiB", 64, "largest budget within 0.29 GiB"},
         {{.n_threads = 2, .vram_limit_bytes = 200 << 20}, NULL, 0, "at most 209715200 bytes"},
         {{.budget = "256MiB"}, "quarter", 64, "budget as asked for"},
         {{.budget = "quarter"}, "quarter", 64, "budget as asked for"},

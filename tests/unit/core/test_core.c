@@ -232,6 +232,24 @@ Test(text, what_is_not_plain_is_escaped) {
     ps_text_put_plain(NULL, "x");
 }
 
+Test(text, sizes_are_in_powers_of_1024) {
+    static const struct {
+        double bytes;
+        const char *text;
+    } cases[] = {{0, "0 B"},
+                 {1023, "1023 B"},
+                 {1024, "1.00 KiB"},
+                 {10239, "10.0 KiB"},
+                 {1023.4 * 1024, "1023 KiB"},
+                 {1023.6 * 1024, "1.00 MiB"},
+                 {150e9, "140 GiB"},
+                 {0x1p40 * 5000, "5000 TiB"},
+                 {0x1p64, "16777216 TiB"}};
+    char buf[32];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        cr_assert_str_eq(ps_format_bytes(cases[i].bytes, buf), cases[i].text, "case %zu: %s", i, buf);
+}
+
 Test(utf8, plain_is_what_keeps_its_line) {
     cr_assert(ps_utf8_is_plain('a') && ps_utf8_is_plain(0xe9) && ps_utf8_is_plain(0x1f600));
     static const uint32_t not_plain[] = {0, '\n', 0x1b, 0x7f, 0x85, 0x2028, 0x202e, 0x2066, 0xfffe};

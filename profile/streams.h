@@ -21,7 +21,7 @@ ps_status ps_streams_start(const ps_machine *machine, uint32_t first, uint32_t n
 uint64_t ps_streams_bytes(const ps_streams *s);
 void ps_streams_stop(ps_streams *s);
 
-/* Sum of the 8-byte words of a stretch, a multiple of 64 bytes: reads memory and does little else. */
+/* Sum of the first 8-byte word of each 64-byte line of a stretch: brings all of it from memory and does little else. */
 uint64_t ps_stream_read(const uint8_t *data, uint64_t bytes);
 
 #ifdef __cplusplus

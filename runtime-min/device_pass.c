@@ -84,7 +84,8 @@ static ps_status enqueue_entry(ps_engine *e, const ps_run_step *step, const ps_r
     const ps_stream stream = stream_of(op->instr->queue);
     ps_status status = PS_OK;
     for (int i = 0; i < 2 && status == PS_OK; i++)
-        if (entry->wait[i] != 0 && !(step->tail_only && entry->body[i]))
+        if (entry->wait[i] != 0 && !(step->tail_only && entry->body[i]) &&
+            (!r->capturing || r->recorded_in[entry->wait[i]] == r->capture_part))
             status = ps_device_wait(r->device, stream, entry->wait[i], err);
     if (status == PS_OK && r->capturing && entry->await > step->cpu_point0)
         status = ps_device_await(r->device, stream, base_address(e), entry->await, err);
@@ -97,8 +98,10 @@ static ps_status enqueue_entry(ps_engine *e, const ps_run_step *step, const ps_r
         status = time_end(e, entry, stream, time, err);
     r->used_d2h |= stream == PS_STREAM_D2H;
     r->loose |= stream != PS_STREAM_COMPUTE;
-    if (status == PS_OK && entry->record != 0)
+    if (status == PS_OK && entry->record != 0) {
         status = ps_device_record(r->device, stream, entry->record, err);
+        r->recorded_in[entry->record] = (uint8_t)r->capture_part;
+    }
     if (status != PS_OK || entry->point == 0)
         return status;
     if (stream != PS_STREAM_COMPUTE) {
@@ -127,28 +130,70 @@ static bool same_key(const ps_graph_key *a, const ps_graph_key *b) {
            a->span_rows == b->span_rows && a->n_outputs == b->n_outputs;
 }
 
-void ps_device_drop_graphs(ps_engine *e) {
-    ps_run_device *r = &e->run;
-    for (uint32_t i = 0; i < r->n_graphs; i++) {
-        ps_device_graph_free(r->device, r->graphs[i].graph);
-        free(r->graphs[i].timed);
-    }
-    r->n_graphs = r->n_keys = 0;
-    e->stats.n_graphs = 0;
+static void free_graph(ps_run_device *r, ps_run_graph *g) {
+    for (uint32_t p = 0; p < g->n_parts; p++)
+        ps_device_graph_free(r->device, g->part[p]);
+    free(g->timed);
 }
 
-static ps_status capture(ps_engine *e, const ps_run_step *step, ps_device_graph **out, ps_error *err) {
+void ps_device_drop_graphs(ps_engine *e) {
+    ps_run_device *r = &e->run;
+    for (uint32_t i = 0; i < r->n_graphs; i++)
+        free_graph(r, &r->graphs[i]);
+    r->n_graphs = r->n_keys = 0;
+    e->stats.n_graphs = e->stats.n_graph_shapes = 0;
+}
+
+/* Nodes that an entry becomes, at most. */
+static uint32_t nodes_of(const ps_engine *e, const ps_run_step *step, const ps_run_entry *entry) {
+    const ps_run_op *op = &step->tier->ops[entry->op];
+    const bool several = op->kind == PS_RUN_KERNEL &&
+                         (op->instr->op == PS_OP_MOE_DISPATCH || op->instr->op == PS_OP_ATTENTION);
+    return (several ? 3u : 1u) + (entry->await > step->cpu_point0 ? 1u : 0u) + (entry->point ? 2u : 0u) +
+           (e->tracing ? 2u : 0u);
+}
+
+/* Where the parts of the step's graph end, as entries. Returns how many; 0: more than there may be. */
+static uint32_t cut(const ps_engine *e, const ps_run_step *step, uint32_t end[PS_RUN_PARTS]) {
+    const ps_run_schedule *s = step->schedule;
+    uint32_t all = 0, n = 0, nodes = 0;
+    bool waits = false;
+    for (uint32_t k = step->dev_begin; k < step->dev_end; k++) {
+        all += nodes_of(e, step, &s->dev[k]);
+        waits |= s->dev[k].await > step->cpu_point0;
+    }
+    const uint32_t most = waits && all > PS_RUN_GRAPH_NODES ? PS_RUN_PART_NODES : all;
+    for (uint32_t k = step->dev_begin; k < step->dev_end; k++) {
+        const uint32_t more = nodes_of(e, step, &s->dev[k]);
+        if (nodes != 0 && nodes + more > most) {
+            if (n + 1 == PS_RUN_PARTS)
+                return 0;
+            end[n++] = k;
+            nodes = 0;
+        }
+        nodes += more;
+    }
+    end[n++] = step->dev_end;
+    return n;
+}
+
+/* Entries [begin, end) as part `part` of a graph, counted from 0. All of a part has ended where the next one begins. */
+static ps_status capture(ps_engine *e, const ps_run_step *step, uint32_t part, uint32_t begin, uint32_t end,
+                         ps_device_graph **out, ps_error *err) {
     ps_run_device *r = &e->run;
     ps_status status = ps_device_capture_begin(r->device, err);
     if (status != PS_OK)
         return status;
     r->capturing = true;
-    status = ps_device_send_block(e, err);
+    r->capture_part = part + 1;
+    memset(r->last_time, 0, sizeof r->last_time);
+    if (part == 0)
+        status = ps_device_send_block(e, err);
     if (status == PS_OK)
         status = fork_streams(r, err);
-    for (uint32_t k = step->dev_begin; k < step->dev_end && status == PS_OK; k++)
+    for (uint32_t k = begin; k < end && status == PS_OK; k++)
         status = enqueue_entry(e, step, &step->schedule->dev[k], e->level->bucket_tokens, err);
-    if (status == PS_OK)
+    if (status == PS_OK && end == step->dev_end)
         status = enqueue_end(e, step, err);
     if (status == PS_OK)
         status = join_streams(r, err);
@@ -158,6 +203,35 @@ static ps_status capture(ps_engine *e, const ps_run_step *step, ps_device_graph 
         return status;
     }
     return ps_device_capture_end(r->device, out, err);
+}
+
+/* All parts. On failure nothing is left. */
+static ps_status capture_parts(ps_engine *e, const ps_run_step *step, const uint32_t end[], uint32_t n,
+                               ps_run_graph *g, ps_error *err) {
+    ps_run_device *r = &e->run;
+    ps_status status = PS_OK;
+    r->traffic = (ps_run_traffic){0};
+    r->graph_events = r->n_graph_timed = 0;
+    r->used_d2h = false;
+    memset(r->recorded_in, 0, sizeof r->recorded_in);
+    for (uint32_t p = 0, begin = step->dev_begin; p < n && status == PS_OK; begin = end[p++]) {
+        g->first[p] = step->schedule->dev[begin].index;
+        status = capture(e, step, p, begin, end[p], &g->part[p], err);
+        g->n_parts += status == PS_OK;
+    }
+    r->loose = false;
+    if (status == PS_OK && r->n_graph_timed != 0) {
+        g->timed = malloc(r->n_graph_timed * sizeof *g->timed);
+        if (g->timed != NULL)
+            memcpy(g->timed, r->graph_timed, r->n_graph_timed * sizeof *g->timed);
+        else
+            status = ps_error_set(err, PS_E_NOMEM, "trace", "no memory for %u times", r->n_graph_timed);
+    }
+    g->n_timed = r->n_graph_timed;
+    g->traffic = r->traffic;
+    if (status != PS_OK)
+        free_graph(r, g);
+    return status;
 }
 
 /* The step's graph; *out NULL: it has none, as its shape is new or cannot be one. */
@@ -186,39 +260,27 @@ static ps_status find_graph(ps_engine *e, const ps_run_step *step, ps_run_graph 
         r->keys[r->n_keys++ % PS_RUN_KEYS] = key;
         return PS_OK;
     }
-    ps_device_graph *graph;
-    r->traffic = (ps_run_traffic){0};
-    r->graph_events = r->n_graph_timed = 0;
-    memset(r->last_time, 0, sizeof r->last_time);
-    ps_status status = capture(e, step, &graph, err);
-    r->loose = false;
+    uint32_t end[PS_RUN_PARTS];
+    const uint32_t n_parts = cut(e, step, end);
+    if (n_parts == 0)
+        return PS_OK;
+    ps_run_graph made = {.key = key, .used = e->stats.n_steps};
+    const ps_status status = capture_parts(e, step, end, n_parts, &made, err);
     if (status == PS_E_UNSUPPORTED && e->tracing)
         return PS_OK; /* too long to be timed as a graph */
     if (status != PS_OK)
         return status;
-    ps_run_timed *timed = NULL;
-    if (r->n_graph_timed != 0) {
-        timed = malloc(r->n_graph_timed * sizeof *timed);
-        if (timed == NULL) {
-            ps_device_graph_free(r->device, graph);
-            return ps_error_set(err, PS_E_NOMEM, "trace", "no memory for %u times", r->n_graph_timed);
-        }
-        memcpy(timed, r->graph_timed, r->n_graph_timed * sizeof *timed);
-    }
     if (r->n_graphs == PS_RUN_GRAPHS) {
-        ps_device_graph_free(r->device, r->graphs[oldest].graph);
-        free(r->graphs[oldest].timed);
+        free_graph(r, &r->graphs[oldest]);
         *out = &r->graphs[oldest];
     } else {
         *out = &r->graphs[r->n_graphs++];
     }
-    **out = (ps_run_graph){.key = key,
-                           .graph = graph,
-                           .traffic = r->traffic,
-                           .used = e->stats.n_steps,
-                           .timed = timed,
-                           .n_timed = r->n_graph_timed};
-    e->stats.n_graphs = r->n_graphs;
+    **out = made;
+    e->stats.n_graph_shapes = r->n_graphs;
+    e->stats.n_graphs = 0;
+    for (uint32_t i = 0; i < r->n_graphs; i++)
+        e->stats.n_graphs += r->graphs[i].n_parts;
     return PS_OK;
 }
 
@@ -271,6 +333,37 @@ ps_status ps_device_pass_prepare(ps_engine *e, const ps_run_step *step, ps_error
     return status;
 }
 
+/* Parts up to the one that holds instruction `before` of the stream, two on the way at most. What a part waits for the CPU has done
+ * before that instruction, so it ends by itself. */
+static ps_status launch_parts(ps_engine *e, uint32_t before, ps_error *err) {
+    ps_run_device *r = &e->run;
+    const ps_run_graph *g = r->graph;
+    ps_status status = PS_OK;
+    while (r->parts < g->n_parts && status == PS_OK && e->abort == PS_ABORT_NONE) {
+        bool passed = r->parts - r->parts_passed < 2;
+        if (!passed) {
+            status =
+                ps_device_passed(r->device, PS_EVENT_WINDOW + r->parts_passed % PS_RUN_WINDOW, &passed, err);
+            r->parts_passed += status == PS_OK && passed;
+        }
+        if (status == PS_OK && passed) {
+            status = ps_device_graph_launch(r->device, g->part[r->parts], err);
+            if (status == PS_OK)
+                status = ps_device_record(r->device, PS_STREAM_COMPUTE,
+                                          PS_EVENT_WINDOW + r->parts++ % PS_RUN_WINDOW, err);
+        } else if (status == PS_OK) {
+            if (g->first[r->parts] >= before)
+                return PS_OK;
+            ps_device_pass_look(e);
+        }
+    }
+    if (status == PS_OK && r->parts == g->n_parts && !r->ended) {
+        status = ps_device_record(r->device, PS_STREAM_COMPUTE, PS_EVENT_LAST, err);
+        r->ended = status == PS_OK;
+    }
+    return status;
+}
+
 ps_status ps_device_pass_begin(ps_engine *e, const ps_run_step *step, ps_error *err) {
     ps_run_device *r = &e->run;
     ps_status status = ps_device_pass_prepare(e, step, err);
@@ -278,15 +371,13 @@ ps_status ps_device_pass_begin(ps_engine *e, const ps_run_step *step, ps_error *
     if (status == PS_OK)
         status = find_graph(e, step, &graph, err);
     if (status == PS_OK && graph != NULL) {
-        r->as_graph = r->ended = true;
+        r->as_graph = true;
         r->graph = graph;
         r->traffic = graph->traffic;
         r->next = step->dev_end;
+        r->parts = r->parts_passed = 0;
         e->stats.n_graph_steps++;
-        status = ps_device_graph_launch(r->device, graph->graph, err);
-        if (status == PS_OK)
-            status = ps_device_record(r->device, PS_STREAM_COMPUTE, PS_EVENT_LAST, err);
-        return status;
+        return launch_parts(e, 0, err);
     }
     r->traffic = (ps_run_traffic){0};
     r->used_d2h = false;
@@ -329,6 +420,11 @@ static bool cpu_is_there(const ps_engine *e, const ps_run_step *step, const ps_r
 
 void ps_device_pass_pump(ps_engine *e, const ps_run_step *step, uint32_t before) {
     ps_run_device *r = &e->run;
+    if (r->as_graph && r->parts < r->graph->n_parts) {
+        ps_error err = {0};
+        if (launch_parts(e, before, &err) != PS_OK)
+            ps_engine_abort(e, PS_ABORT_ERROR, &err);
+    }
     while (r->next < step->dev_end && e->abort == PS_ABORT_NONE) {
         const ps_run_entry *entry = &step->schedule->dev[r->next];
         if (r->chunks - r->chunks_passed >= PS_RUN_WINDOW) {

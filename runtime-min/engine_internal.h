@@ -33,7 +33,12 @@ enum {
     PS_RUN_NO_SPANS = UINT32_MAX,
     PS_RUN_GRAPH_TOKENS = 8, /* most rows of a step that becomes a graph */
     PS_RUN_GRAPHS = 16,      /* most graphs kept */
-    PS_RUN_KEYS = 64,        /* shapes of steps remembered, to make a graph of one that comes again */
+    /* A graph whose kernels wait for the CPU must fit into the driver's queues: its launch would wait for room in them, on the thread
+     * that the CPU's work needs. 1,100 nodes were launched and 2,000 hung on an H200. Longer ones go in parts, two on the way. */
+    PS_RUN_GRAPH_NODES = 1100,
+    PS_RUN_PART_NODES = 500,
+    PS_RUN_PARTS = 16, /* at most */
+    PS_RUN_KEYS = 64,  /* shapes of steps remembered, to make a graph of one that comes again */
     /* Events of the device: those of a pass as a whole, those of the window of enqueued work, those of a schedule, and in a
      * trace the times of instructions. */
     PS_EVENT_JOIN = 0,    /* [PS_STREAM_COUNT] */
@@ -147,8 +152,9 @@ typedef struct ps_run_timed {
 typedef struct ps_run_graph {
     ps_graph_key key;
     ps_run_timed *timed; /* [n_timed], from malloc */
-    uint32_t n_timed;
-    ps_device_graph *graph;
+    uint32_t n_timed, n_parts;
+    ps_device_graph *part[PS_RUN_PARTS];
+    uint32_t first[PS_RUN_PARTS]; /* index in the stream of each part's first entry */
     ps_run_traffic traffic;
     uint64_t used; /* number of the step that used it last */
 } ps_run_graph;
@@ -179,19 +185,23 @@ typedef struct ps_run_device {
     uint32_t next;                  /* entry */
     uint64_t chunks, chunks_passed; /* recorded, known to have ended */
     uint32_t in_chunk;
-    bool as_graph;          /* the pass was launched as one */
-    bool capturing;         /* what is enqueued becomes part of a graph */
-    bool loose;             /* the copy streams have work that the compute stream has not waited for */
-    bool used_d2h;          /* in this pass */
-    bool ended;             /* all of the pass is enqueued, PS_EVENT_LAST behind it */
-    ps_run_traffic traffic; /* of this pass */
-    uint64_t final;         /* what the device's flag is when the pass has ended */
+    bool as_graph;                /* the pass is launched as one, */
+    uint32_t parts, parts_passed; /* of it so many parts are launched, are known to have ended */
+    bool capturing;               /* what is enqueued becomes part of a graph */
+    bool loose;                   /* the copy streams have work that the compute stream has not waited for */
+    bool used_d2h;                /* in this pass */
+    bool ended;                   /* all of the pass is enqueued, PS_EVENT_LAST behind it */
+    ps_run_traffic traffic;       /* of this pass */
+    uint64_t final;               /* what the device's flag is when the pass has ended */
     uint64_t looked_ns, progress_ns, progress_flag;
     int emulated_status;            /* status of a reference that failed, atomic; 0: none */
     uint64_t n_timed, n_timed_read; /* of this step: entries with times, those already read */
     uint32_t *timed_index;          /* [PS_RUN_TIMED] their index in the stream */
     ps_run_timed *graph_timed;      /* [2 * PS_RUN_TIMED] of the graph being captured */
     uint32_t graph_events, n_graph_timed, last_time[PS_STREAM_COUNT];
+    uint32_t capture_part; /* of the graph being captured, from 1 */
+    uint8_t recorded_in
+        [PS_EVENT_TIME]; /* the part in which each event was recorded; others have ended where it begins */
     const ps_run_graph *graph; /* of the pass, if it is one */
     int64_t zero_ns;           /* PS_EVENT_ZERO, from the start of the step */
 } ps_run_device;

@@ -144,7 +144,8 @@ typedef struct ps_engine_stats {
     uint64_t copied_bytes;      /* weights copied to the GPU in steps */
     uint64_t direct_bytes;      /* weights that the GPU read from host memory in steps, apart from experts */
     uint64_t n_graph_steps;     /* steps that were launched as a graph */
-    uint32_t n_graphs;          /* graphs kept now */
+    uint32_t n_graphs;          /* graphs kept now: a long step is several, one behind the other */
+    uint32_t n_graph_shapes;    /* shapes of steps that they serve */
     uint32_t n_changes;         /* changes of level */
     uint32_t n_refused;         /* requested changes that failed for want of VRAM; the engine went on */
     uint64_t change_ns;         /* time in changes, failed ones included */

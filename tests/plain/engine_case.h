@@ -26,8 +26,9 @@ static inline void case_die(const char *what, const ps_error *err) {
 }
 
 /* Write preset's model and a plan with one level of n_seqs sequences for each thread count 1..max_threads. */
-static inline void case_make(engine_case *c, const char *preset, uint64_t context, uint32_t n_seqs,
-                             uint32_t max_threads, uint64_t max_step_tokens) {
+/* n_layers 0: the preset's. */
+static inline void case_make_deep(engine_case *c, const char *preset, uint32_t n_layers, uint64_t context,
+                                  uint32_t n_seqs, uint32_t max_threads, uint64_t max_step_tokens) {
     ps_error err = {0};
     snprintf(c->folder, sizeof c->folder, "%s", "/tmp/pinstripe-engine.XXXXXX");
     if (mkdtemp(c->folder) == NULL)
@@ -36,6 +37,7 @@ static inline void case_make(engine_case *c, const char *preset, uint64_t contex
     snprintf(c->plan, sizeof c->plan, "%s/m.plan", c->folder);
     synth_shape shape = *synth_preset(preset);
     shape.n_ctx = 8192;
+    shape.n_layers = n_layers ? n_layers : shape.n_layers;
     uint64_t bytes;
     if (synth_write(c->model, &shape, 1, false, false, NULL, &bytes, &err) != PS_OK)
         case_die("synth_write", &err);
@@ -75,6 +77,10 @@ static inline void case_make(engine_case *c, const char *preset, uint64_t contex
     ps_profile_free(profile);
     ps_model_close(model);
     ps_gguf_close(gguf);
+}
+static inline void case_make(engine_case *c, const char *preset, uint64_t context, uint32_t n_seqs,
+                             uint32_t max_threads, uint64_t max_step_tokens) {
+    case_make_deep(c, preset, 0, context, n_seqs, max_threads, max_step_tokens);
 }
 
 static inline void case_remove(const engine_case *c) {

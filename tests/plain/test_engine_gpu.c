@@ -246,6 +246,49 @@ static void test_trace(const char *preset) {
     case_remove(&c);
 }
 
+/* Steps of so many instructions that a graph would not fit into the driver's queues: graphs in parts give the bits of the steps
+ * before there were any, in traces too. */
+static void test_long(const char *preset) {
+    enum { N_LAYERS = 70 };
+    static const variant deep[] = {
+        {.name = "feed-forward on the CPU", .resident_attn = true, .ffn_on_cpu = true},
+        {.name = "feed-forward on the CPU, attention streamed",
+         .stream = true,
+         .n_slots = 2,
+         .ffn_on_cpu = true}};
+    engine_case c;
+    char path[128];
+    case_make_deep(&c, preset, N_LAYERS, 256, N_SEQS, 1, 64);
+    snprintf(path, sizeof path, "%s/trace.json", c.folder);
+    for (size_t i = 0; i < sizeof deep / sizeof *deep; i++) {
+        gc_level l = level_of(&deep[i]);
+        gc_write(&c, &l, 1);
+        ps_engine *e = gc_open(&c, &(ps_engine_options){.n_sessions = N_SEQS});
+        ps_error err = {0};
+        ps_engine_stats st;
+        uint64_t n;
+        float *want = run(e, &n);
+        for (int traced = 0; traced < 2; traced++) {
+            if (traced && ps_engine_trace_start(e, &err) != PS_OK)
+                case_die("trace", &err);
+            float *have = run(e, &n);
+            ps_engine_get_stats(e, &st);
+            CHECK(memcmp(want, have, n * sizeof *have) == 0, "%s, traced %d: other bits", deep[i].name,
+                  traced);
+            CHECK(st.n_graphs >= 2 * st.n_graph_shapes && st.n_graph_shapes > 0,
+                  "%s, traced %d: %u graphs for steps of %u shapes", deep[i].name, traced, st.n_graphs,
+                  st.n_graph_shapes);
+            free(have);
+        }
+        if (ps_engine_trace_write(e, path, &err) != PS_OK)
+            case_die("trace", &err);
+        ps_engine_close(e);
+        free(want);
+        unlink(path);
+    }
+    case_remove(&c);
+}
+
 /* A prompt longer than a tile: shards over tiles, weights copied once for all of them, give the bits of steps of one tile. */
 static void test_tiles(const char *preset) {
     enum { N = 2048 + 75 };
@@ -352,6 +395,8 @@ int main(int argc, char **argv) {
             test_placements(presets[i]);
     if (argc < 2 || strcmp(argv[1], "trace") == 0)
         test_trace("tiny-llama");
+    if (argc < 2 || strcmp(argv[1], "long") == 0)
+        test_long("tiny-llama");
     if (argc < 2 || strcmp(argv[1], "tiles") == 0)
         test_tiles("tiny-llama");
     if (argc < 2 || strcmp(argv[1], "held") == 0)

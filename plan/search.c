@@ -399,7 +399,8 @@ static bool same_schedule(const ps_schedule *a, const ps_schedule *b) {
 ps_status ps_search_changes(ps_search *s, const ps_level_request *lr, uint64_t *out, uint32_t *out_n) {
     enum { MOST = 8, MOST_CELLS = 64 };
     const ps_resident_units *u = ps_trial_units(s->trial);
-    uint64_t base = ps_gpu_base_bytes(s->b->q->profile), card = s->b->q->profile->gpu.vram_bytes,
+    uint64_t base = ps_gpu_base_bytes(s->b->q->profile),
+             card = ps_profile_fast_vram_bytes(&s->b->q->profile->gpu),
              least = ps_round_up(base + s->least, 1 << 20);
     struct {
         uint64_t bytes;

@@ -459,6 +459,7 @@ ps_status ps_profile_whatif(const ps_profile *profile, const ps_whatif *asked_fo
         scale(&to->dram[i].bw_bytes_per_s, s.by.dram);
     scale_copies(&s, &to->gpu);
     scale_together(&s, &to->gpu);
+    scale(&to->gpu.hbm_full_bytes_per_s, ps_profile_spills(&profile->gpu) ? s.by.bus : s.by.hbm);
     scale(&to->gpu.hbm_read_bytes_per_s, s.by.hbm);
     scale(&to->gpu.matmul_flops_per_s, s.by.gpu);
     scale(&to->gpu.attention_flops_per_s, s.by.gpu);

@@ -253,6 +253,9 @@ ps_status ps_profile_validate(const ps_profile *profile, ps_error *err);
 void ps_profile_free(ps_profile *profile);
 /* Does device memory become as slow as the bus once it is full? Then the driver spills it to system memory without a word. */
 bool ps_profile_spills(const ps_profile_gpu *gpu);
+/* Device memory that budgets may take without reaching what is slow: all of it, or where it spills seven eighths. pstune reads below
+ * the last sixteenth, and where what is slow begins before that is not known. */
+uint64_t ps_profile_fast_vram_bytes(const ps_profile_gpu *gpu);
 /* What its machine was like. */
 void ps_profile_facts(const ps_profile *profile, ps_facts *out);
 /* Hash of the canonical text: plans name the profile by it. */

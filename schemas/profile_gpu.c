@@ -162,6 +162,10 @@ bool ps_profile_spills(const ps_profile_gpu *g) {
            (bus == 0 || full < 2.5 * bus);
 }
 
+uint64_t ps_profile_fast_vram_bytes(const ps_profile_gpu *g) {
+    return ps_profile_spills(g) ? g->vram_bytes / 8 * 7 : g->vram_bytes;
+}
+
 static ps_status check_tables(const ps_profile *p, ps_error *err) {
     const ps_profile_gpu *g = &p->gpu;
     char subject[48];

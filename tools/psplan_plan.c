@@ -265,6 +265,29 @@ static void warn_budgets(const ps_profile *p, const wishes *w) {
                     w->budgets.name[i], (double)p->gpu.vram_bytes / (1 << 30), p->gpu.name);
 }
 
+/* Memory that is slow once it is full: automatic budgets stay below that; others are kept, as those above the card's. */
+static void warn_spills(const ps_profile *p, const wishes *w) {
+    const uint64_t fast = ps_profile_fast_vram_bytes(&p->gpu);
+    const char *above = NULL;
+    bool vram = false;
+    char what[96], size[32];
+    ps_format_bytes((double)fast, size);
+    for (uint32_t i = 0; i < w->budgets.n; i++) {
+        vram = vram || w->budgets.bytes[i] != 0;
+        if (w->budgets.bytes[i] > fast)
+            above = w->budgets.name[i];
+    }
+    if (!vram || !ps_profile_spills(&p->gpu))
+        return;
+    if (above)
+        snprintf(what, sizeof what, "budgets above %s, as %s, may be slower than predicted", size, above);
+    else
+        snprintf(what, sizeof what, "automatic budgets end at %s", size);
+    fprintf(stderr, "psplan: warning: %s: memory is read at %.1f GB/s once it is full, at %.1f before: %s\n",
+            p->gpu.name, p->gpu.hbm_full_bytes_per_s.median * 1e-9, p->gpu.hbm_read_bytes_per_s.median * 1e-9,
+            what);
+}
+
 static ps_status show(const psplan_view *v, const ps_opt_value *values, ps_error *err) {
     ps_status status = PS_OK;
     bool explain = get(values, "explain")->set;
@@ -462,6 +485,7 @@ int psplan_plan(int argc, char **argv) {
     if (!status) {
         warn_profile(profile);
         warn_budgets(profile, &w);
+        warn_spills(profile, &w);
         note_teams(&report);
     }
     if (!status && !to_stdout)

@@ -232,7 +232,8 @@ static void row_json(ps_json *j, const question *q, const char *which, const pre
 /* Those asked for, or the host and what both GPUs have; at last those where the schedule changes on either machine. */
 static ps_status settle_budgets(const ps_profile *const profiles[2], ps_cost_model *const cost[2],
                                 question *q, ps_error *err) {
-    uint64_t before = profiles[0]->gpu.vram_bytes, after = profiles[1]->gpu.vram_bytes;
+    uint64_t before = ps_profile_fast_vram_bytes(&profiles[0]->gpu),
+             after = ps_profile_fast_vram_bytes(&profiles[1]->gpu);
     uint64_t most = after && after < before ? after : before; /* a machine without a GPU says so itself */
     char all[48] = "host";
     ps_status status = PS_OK;

@@ -200,12 +200,13 @@ static void warn(const run *r, const ps_sweep_config *c, ps_profile *p, double s
     else if (n)
         fprintf(stderr, "pstune: warning: %.0f s were too little%s\n", r->asked_s, more);
     if (ps_profile_spills(&p->gpu))
-        fprintf(stderr,
-                "pstune: warning: %s: memory is read at %.1f GB/s once it is full, at %.1f before: the "
-                "driver spills to "
-                "system memory; keep budgets well below its %.1f GiB\n",
-                p->gpu.name, p->gpu.hbm_full_bytes_per_s.median * 1e-9,
-                p->gpu.hbm_read_bytes_per_s.median * 1e-9, (double)p->gpu.vram_bytes / (1 << 30));
+        fprintf(
+            stderr,
+            "pstune: warning: %s: memory is read at %.1f GB/s once it is full, at %.1f before: the "
+            "driver spills to "
+            "system memory; keep budgets below %.1f GiB of its %.1f, as psplan's automatic ones are\n",
+            p->gpu.name, p->gpu.hbm_full_bytes_per_s.median * 1e-9, p->gpu.hbm_read_bytes_per_s.median * 1e-9,
+            (double)ps_profile_fast_vram_bytes(&p->gpu) / (1 << 30), (double)p->gpu.vram_bytes / (1 << 30));
     char text[96];
     ps_device_link link = {0};
     if (r->device)

@@ -159,6 +159,20 @@ expect 64 "give a VRAM budget" "${gpu[@]}" --force split --budget host "$m"
 # With a GPU in the profile and no budget named: the host, and where the schedule changes.
 must "${gpu[@]}" -o "$dir/both.yaml" "$m"
 grep -q 'budget: "host"' "$dir/both.yaml" && grep -q 'budget: "[0-9]*[MG]iB"' "$dir/both.yaml" || fail "default budgets with a GPU: $(grep budget "$dir/both.yaml")"
+# Where memory is slow once it is full, automatic budgets stay below an eighth less than the card has; others are warned of, in one line.
+sed -e 's/^  vram_bytes: .*/  vram_bytes: 838860800/' "$dir/gpu.yaml" >"$dir/filled.yaml"
+sed -e 's/^  hbm_read_bytes_per_s: .*/&\n  hbm_full_bytes_per_s: {n: 31, median: 2e+10, q1: 1.9e+10, q3: 2.1e+10, stop: converged, noisy: false}/' "$dir/filled.yaml" >"$dir/spills.yaml"
+spills() { "$bin/psplan" --profile "$dir/$1.yaml" --context 512 "${@:2}" --json -o "$dir/s.yaml" "$dir/mid.gguf" 2>"$dir/err" | python3 -c 'import json,sys; print(*[l["budget"] for l in json.load(sys.stdin)["levels"]])'; }
+[ "$(spills filled)" = "host 692MiB 708MiB" ] && ! grep -q 'once it is full' "$dir/err" || fail "memory that is never slow: $(spills filled) $(cat "$dir/err")"
+[ "$(spills spills)" = "host 692MiB" ] || fail "memory that is slow once full: $(spills spills)"
+grep -c 'once it is full' "$dir/err" | grep -qx 1 && grep -q 'is read at 20.0 GB/s once it is full, at 4540.0 before: automatic budgets end at 700 MiB$' "$dir/err" || fail "no warning: $(cat "$dir/err")"
+[ "$(spills spills --budget 696MiB,720MiB)" = "696MiB 720MiB" ] || fail "named budgets are kept"
+grep -q 'once it is full.*: budgets above 700 MiB, as 720MiB, may be slower than predicted$' "$dir/err" || fail "no warning of a budget: $(cat "$dir/err")"
+spills spills --budget host >/dev/null
+grep -q 'once it is full' "$dir/err" && fail "a warning of VRAM without a GPU"
+# What spills is as slow as the bus, also on a machine that is scaled.
+must "$bin/psplan" whatif --profile "$dir/spills.yaml" --pcie 10GB/s --hbm 1000GB/s -o "$dir/scaled.yaml"
+grep -q 'hbm_full_bytes_per_s: {n: 31, median: 38[0-9]\{8\}[.,]' "$dir/scaled.yaml" || fail "whatif: $(grep hbm_ "$dir/scaled.yaml")"
 # Budgets are chosen by name, so a plan has one name for each.
 must "${gpu[@]}" --budget 712MiB,736MiB -o "$dir/two.yaml" "$m"
 sed 's/budget: "736MiB"/budget: "712MiB"/' "$dir/two.yaml" >"$dir/one-name.yaml"

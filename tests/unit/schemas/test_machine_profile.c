@@ -263,6 +263,8 @@ Test(machine_profile, memory_that_is_slow_once_it_is_full_is_recognised) {
         for (uint32_t k = 0; k < p->gpu.n_copies; k++)
             p->gpu.copies[k].bw_bytes_per_s = pf_stat(cases[i].bus);
         cr_expect_eq(ps_profile_spills(&p->gpu), cases[i].spills, "case %zu", i);
+        p->gpu.vram_bytes = (uint64_t)8 << 30;
+        cr_expect_eq(ps_profile_fast_vram_bytes(&p->gpu), (uint64_t)(cases[i].spills ? 7 : 8) << 30);
     }
     p->gpu.hbm_full_bytes_per_s = (ps_stat){0};
     cr_expect(!ps_profile_spills(&p->gpu), "not measured");

@@ -68,7 +68,7 @@ def main():
         for family in o.families.split(","):
             plan = os.path.join(o.models, f"{name}-{family}.plan")
             command = [f"{o.bin}/psplan", "--profile", o.profile, "--budget", f"{mib}MiB", "--context", str(context),
-                       "--parallel", str(seqs), "--format", "binary", "--output", plan, model]
+                       "--parallel", str(seqs), "--workload", f"prompt={prompt},output=256", "--format", "binary", "--output", plan, model]
             if family != "auto":
                 command[1:1] = ["--force", family]
             if threads:

@@ -326,20 +326,19 @@ def streaming(c):
     s = c.scale
     for prompt in (s.short, s.long):
         planned, trace = c.work("streaming.plan"), c.work("streaming.trace")
-        level = plan(c, s.dense, s.streaming_mib, prompt + s.context, "gpu", planned)
+        level = plan(c, s.dense, s.streaming_mib, prompt + s.context, "gpu", planned, "--workload", f"prompt={prompt},output=2")
         d = bench(c, s.dense, planned, prompt, 2)
-        once = tier_for(level, prompt)
+        once = tier_for(level, prompt) or max(level["tiers"], key=lambda t: t["max_tokens"])
         copied = d["prefill"]["copied_bytes_per_step"]
         c.row(f"{s.dense}, {prompt} tokens: weights copied", f"{copied / 1e9:.3f} GB a step, {d['prefill']['steps']} step(s)",
-              f"once: {once['copied_bytes'] / 1e9:.3f} GB" if once else "in one step",
-              once is not None and d["prefill"]["steps"] == 1 and abs(copied - once["copied_bytes"]) <= 1e-3 * max(copied, 1),
+              f"once: {once['copied_bytes'] / 1e9:.3f} GB", abs(copied - once["copied_bytes"]) <= 1e-3 * max(copied, 1),
               sure=d["prefill"]["steps"] == 1)  # how many steps pay is the profile's word, which means nothing on the emulated device
         rc, _, err, _ = c.run([c.tool("psrun"), "-p", planned, *on(c.o.device), "--bench", "--bench-prompt", prompt, "--bench-decode", "2", "--repeat", "1",
                                "--trace", trace, model(c, s.dense)], 100)
         if rc != 0:
             c.failed(f"{s.dense}, {prompt} tokens: trace", err[-200:])
             continue
-        step = [t for t in tiers(trace) if t["n_tokens"] == prompt]
+        step = sorted(tiers(trace), key=lambda t: t["n_tokens"])[-1:]
         os.unlink(trace)
         if step:
             h2d, gpu = step[0]["busy"].get("h2d", 0.0), step[0]["busy"].get("gpu", 0.0)
@@ -504,7 +503,8 @@ def contended(c):
     found = c.detail.get("probes")
     if not found:
         raise NotRun("part probes has no figures here")
-    together = {(t["bus"], t["n_threads"]): t for t in show(c, tuned(c, "tune-a"))["gpu"]["together"]}
+    path = c.work("tune-a.yaml")
+    together = {(t["bus"], t["n_threads"]): t for t in show(c, path if os.path.exists(path) else profile(c, c.scale.moe))["gpu"]["together"]}
     for n in ("4", "8", "16"):
         for bus in ("h2d", "d2h", "direct"):
             theirs = found["direct"].get(n) if bus == "direct" else found["read"].get(n, {}).get(bus)

@@ -147,21 +147,8 @@ ps_status ps_gpu_sample_together(ps_gpu_rig *r, ps_rig_sample *out, ps_error *er
 }
 
 ps_status ps_gpu_need_stream_data(ps_gpu_rig *r, ps_error *err) {
-    if (r->stream_data != NULL)
-        return PS_OK;
-    uint64_t bytes = 2 * r->machine->l3_bytes;
-    bytes = ps_gpu_enough(r, bytes < 256 * MIB ? 256 * MIB : bytes);
-    if (bytes > r->machine->memory_free_bytes / 8)
-        bytes = r->machine->memory_free_bytes / 8;
-    bytes = (bytes + MIB - 1) / MIB * MIB;
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        return ps_error_set(err, PS_E_NOMEM, "dram", "no memory for %llu bytes", (unsigned long long)bytes);
-    (void)madvise(p, bytes, MADV_HUGEPAGE); /* only advice */
-    memset(p, 0x5a, bytes);
-    r->stream_data = p;
-    r->stream_bytes = bytes;
-    return PS_OK;
+    return r->stream_data != NULL ? PS_OK
+                                  : ps_streams_data(r->machine, &r->stream_data, &r->stream_bytes, err);
 }
 
 /* Direct reads are those of the kernel that a run would use: a product of one token with F16 weights. */

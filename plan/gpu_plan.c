@@ -223,6 +223,7 @@ static ps_status no_slower(ps_building *b, const ps_level_request *levels, const
 }
 
 static ps_status open_searches(ps_building *b, const ps_level_request *levels, gpu_levels *g) {
+    ps_plan_tell(b->q, 0, "searching");
     for (uint32_t i = 0; i < g->n; i++) {
         const ps_level_request *lr = &levels[g->at[i]];
         uint32_t k = 0;
@@ -314,6 +315,8 @@ ps_status ps_gpu_plan(ps_building *b, const ps_level_request *levels, const uint
         b->n_programs = kept.n_programs; /* of an earlier round */
         memset(out, 0, g->n * sizeof *out);
         order_levels(g);
+        /* About a third of the time, of few levels and of many. */
+        ps_plan_tell(b->q, 0.35, "building levels");
         status = build_gpu_levels(b, levels, g, out, &over, &bytes);
         settled = over == UINT32_MAX;
         if (status || settled)
@@ -323,6 +326,7 @@ ps_status ps_gpu_plan(ps_building *b, const ps_level_request *levels, const uint
     }
     if (!status && !settled)
         status = ps_error_set(b->err, PS_E_INTERNAL, "plan", "the levels' memory does not settle");
+    ps_plan_tell(b->q, 0.9, "comparing families");
     if (!status && !b->q->forced)
         status = no_slower(b, levels, g, out, smaller);
     for (uint32_t i = 0; i < g->n && !status && reports; i++)

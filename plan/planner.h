@@ -33,6 +33,9 @@ typedef struct ps_plan_request {
     const ps_cost_model *cost;      /* of that profile */
     const ps_level_request *levels; /* any order, equal ones are planned once */
     uint32_t n_levels;
+    /* Told now and then how much of the call is done, about, from 0 to 1, and what is going on; on the caller's thread. NULL: nobody. */
+    void (*progress)(void *ctx, double done_frac, const char *label);
+    void *progress_ctx;
     uint64_t
         max_step_tokens;   /* largest tier, at most 65536; 0: PS_TILE_TOKENS, with a GPU 16384 where it leaves
                                  room for weights. Never above the level's context
@@ -112,6 +115,11 @@ uint32_t ps_plan_tiers(const ps_plan_request *request, const ps_level_request *l
 ps_status ps_plan_simulate_step(const ps_plan *plan, uint32_t level, uint32_t tier, const ps_model *model,
                                 const ps_profile *profile, const ps_cost_model *cost, uint64_t kv_len,
                                 ps_trace_step *out, ps_error *err);
+
+static inline void ps_plan_tell(const ps_plan_request *request, double done_frac, const char *label) {
+    if (request->progress)
+        request->progress(request->progress_ctx, done_frac, label);
+}
 
 #ifdef __cplusplus
 }

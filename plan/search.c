@@ -415,6 +415,7 @@ ps_status ps_search_changes(ps_search *s, const ps_level_request *lr, uint64_t *
         uint64_t bytes = ps_round_up(base + point_bytes(s, i), 1 << 20);
         if (i && card && bytes > card)
             break;
+        ps_plan_tell(s->b->q, (double)point_bytes(s, i) / (double)s->last, "looking for budgets");
         ps_status status = at_point(s, i, lr->n_threads, PS_PATH_COUNT, &f);
         if (status)
             return status;

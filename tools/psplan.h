@@ -2,12 +2,14 @@
 #ifndef PS_TOOLS_PSPLAN_H
 #define PS_TOOLS_PSPLAN_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 
 #include "cli.h"
 #include "core/json.h"
 #include "core/options.h"
+#include "core/progress.h"
 #include "core/status.h"
 #include "core/text.h"
 #include "plan/planner.h"
@@ -75,6 +77,25 @@ uint32_t psplan_default_threads(const ps_profile *profile, uint64_t budget_bytes
 
 /* "12.3 ms": three significant digits, for people. buf holds 32; returns buf. */
 char *psplan_time(double s, char *buf);
+
+/* A line on standard error while planning, from its second second on; none where that is no terminal. One thread at a time, but for the
+ * one that draws. */
+typedef struct psplan_progress {
+    ps_progress line;
+    pthread_t thread;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t wake;
+    bool on, ended;
+    double from, to, done_frac;
+    const char *label;
+} psplan_progress;
+void psplan_progress_start(psplan_progress *p);
+/* What is told from now on is of this part of all. */
+void psplan_progress_part(psplan_progress *p, double from, double to);
+/* For ps_plan_request: ctx is a psplan_progress. */
+void psplan_progress_tell(void *ctx, double done_frac, const char *label);
+/* Clear the line; what was not started or has ended stays so. */
+void psplan_progress_end(psplan_progress *p);
 
 /* What the plan command shows. */
 typedef struct psplan_view {

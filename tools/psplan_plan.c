@@ -398,6 +398,7 @@ int psplan_plan(int argc, char **argv) {
     ps_plan *plan = NULL;
     ps_level_request *levels = NULL;
     wishes w = {0};
+    psplan_progress progress = {0};
     char created[32], output[4096];
     ps_shortage shortage = {0};
     ps_plan_report report = {0};
@@ -435,15 +436,22 @@ int psplan_plan(int argc, char **argv) {
                                .cost = cost,
                                .max_step_tokens = get(values, "max-step")->u64,
                                .max_outputs = (uint32_t)get(values, "outputs")->u64,
+                               .progress = psplan_progress_tell,
+                               .progress_ctx = &progress,
                                .forced = w.family != PS_FAMILY_COUNT,
                                .family = w.family,
                                .prompt_tokens = w.workload.prompt,
                                .output_tokens = w.workload.output,
                                .tool = "psplan " PS_VERSION_STRING,
                                .created = created};
-    if (w.budgets.automatic)
+    psplan_progress_start(&progress);
+    if (w.budgets.automatic) {
+        psplan_progress_part(&progress, 0, 0.3);
         status = add_automatic(&request, &w, &err);
+        psplan_progress_part(&progress, 0.3, 1);
+    }
     if (status == PS_E_INFEASIBLE && !get(values, "budget")->set && !request.forced) {
+        psplan_progress_end(&progress);
         fprintf(stderr, "psplan: %s; the plan is for the CPU alone\n", err.message);
         err = (ps_error){0};
         status = PS_OK;
@@ -470,6 +478,7 @@ int psplan_plan(int argc, char **argv) {
     request.levels = levels;
     request.n_levels = n_levels;
     status = ps_plan_search(&request, &plan, &report, &shortage, &err);
+    psplan_progress_end(&progress);
     if (status == PS_E_INFEASIBLE) {
         ps_error ignored;
         if (get(values, "json")->set && shortage.needed_bytes)
@@ -491,6 +500,7 @@ int psplan_plan(int argc, char **argv) {
     if (!status && !to_stdout)
         status = show(&view, values, &err);
 done:
+    psplan_progress_end(&progress);
     free(levels);
     free(report.levels);
     ps_plan_free(plan);

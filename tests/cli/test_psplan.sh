@@ -88,6 +88,26 @@ must "$bin/psplan" emit html -o "$dir/g.html" "$dir/g.yaml"
 "$bin/psrun" --device emulated --plan "$dir/g.yaml" --budget 712MiB --raw -m a -n 2 "$dir/mid.gguf" >>"$dir/sizes" 2>&1 || fail "psrun"
 [ "$(grep -Ec '[0-9] [KMGT]iB' "$dir/sizes")" -ge 12 ] && grep -qE '[0-9] [KMGT]iB' "$dir/g.html" || fail "no sizes: $(cat "$dir/sizes")"
 cat "$dir/sizes" "$dir/g.html" | grep -E '[0-9] [kKMGT]B([^/]|$)' | head -5 | grep . && fail "sizes in powers of 1000"
+# A plan that takes more than a second shows how far it is, on a terminal alone; the line is gone in the end.
+must "$bin/pssynth" --preset qwen3-30b-a3b-q4_0 --n-layers 300 --sparse "$dir/deep.gguf"
+sed 's/\bmemory_bytes: .*/memory_bytes: 2000000000000/' "$dir/gpu.yaml" >"$dir/large.yaml"
+deep=("$bin/psplan" --profile "$dir/large.yaml" --output "$dir/deep.bin")
+took=$(python3 tests/cli/on_terminal.py "$dir/shown" "${deep[@]}" "$dir/deep.gguf") || fail "a deep model: $(cat "$dir/shown")"
+if python3 -c "import sys; sys.exit(not $took > 1.5)"; then
+  grep -qE '\[#*\.*\] +[0-9]+% .*(looking for budgets|searching|building levels|comparing families)' "$dir/shown" || fail "no progress in $took s: $(cat -v "$dir/shown")"
+  python3 - "$dir/shown" <<'EOF' || fail "progress goes back or stays on the screen: $(cat -v "$dir/shown")"
+import re, sys
+d = open(sys.argv[1], "rb").read().decode()
+at = [int(x) for x in re.findall(r"\] +(\d+)%", d)]
+assert at == sorted(at) and max(at) <= 100, at
+last = d.rindex("\r\x1b[K")
+assert "%" not in d[last:], d[last:]
+EOF
+fi
+"${deep[@]}" "$dir/deep.gguf" >/dev/null 2>"$dir/err" || fail "a deep model: $(cat "$dir/err")"
+grep -q '%' "$dir/err" && fail "progress where there is no terminal: $(cat -v "$dir/err")"
+python3 tests/cli/on_terminal.py "$dir/shown" "${gpu[@]}" --budget host -o "$dir/r.yaml" "$m" >/dev/null || fail "a short plan: $(cat "$dir/shown")"
+grep -q '%' "$dir/shown" && fail "progress of what takes no time: $(cat -v "$dir/shown")"
 # Ranges end where they say, however large the step, and may be spelled out in bytes.
 names() { "${gpu[@]}" --json --budget "$1" -o "$dir/r.yaml" "$dir/mid.gguf" >"$dir/j" 2>/dev/null && python3 -c 'import json,sys; print(*[l["budget"] for l in json.load(sys.stdin)["levels"]])' <"$dir/j"; }
 [ "$(names 1GiB-2GiB/16777215TiB)" = 1GiB ] || fail "a step beyond the end: $(names 1GiB-2GiB/16777215TiB)"

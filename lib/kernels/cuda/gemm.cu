@@ -88,7 +88,8 @@ cudaError_t multiply_pieces(const product &p, const choice &c, const ps_kargs *a
     uint8_t *piece = a->scratch, *workspace = piece + PS_CUDA_GEMM_PIECE;
     const uint32_t cols = p.w.cols < (uint32_t)PIECE_COLS ? p.w.cols : (uint32_t)PIECE_COLS;
     const uint64_t fit = PS_CUDA_GEMM_PIECE / (2 * (uint64_t)cols) / 256 * 256;
-    bool early = false;
+    bool early =
+        false; /* behind a product of this call: before that the stream may wait for the weights to arrive */
     if (cudaError_t e = may_be_early(c.fn, &early))
         return e;
     for (uint64_t row = 0; row < p.w.n_rows; row += fit) {
@@ -97,8 +98,8 @@ cudaError_t multiply_pieces(const product &p, const choice &c, const ps_kargs *a
         for (uint32_t col = 0; col < p.w.cols; col += cols) {
             const uint32_t k = p.w.cols - col < cols ? p.w.cols - col : cols;
             const dim3 grid((k + c.load_cols - 1) / c.load_cols, (n + ROW_TILE - 1) / ROW_TILE);
-            cudaError_t e = launch_early(c.fn, grid, THREADS, 0, early, stream_of(on), p.w, (uint32_t)row,
-                                         col / c.load_cols, k, n, piece);
+            cudaError_t e = launch_early(c.fn, grid, THREADS, 0, early && (row || col), stream_of(on), p.w,
+                                         (uint32_t)row, col / c.load_cols, k, n, piece);
             e = e ? e
                   : blas_multiply(on->blas, stream_of(on), workspace, PS_CUDA_GEMM_WORKSPACE, n, a->n_tokens,
                                   k, piece, k, p.x + 2 * (uint64_t)col, p.x_stride / 2, col ? 1.0f : beta, y,

@@ -52,6 +52,8 @@ typedef struct reads {
 
 struct ps_cost_model {
     const ps_profile *profile;
+    const ps_kernel_spec *
+        *kernels; /* [n_kernels] by id; of equal ids the first of the catalogue comes first */
     uint32_t n_points, n_groups;
     point *points;
     double *times;  /* [n_points] */
@@ -111,6 +113,25 @@ static const ps_kernel_spec *spec_of(const ps_profile *profile, uint32_t kernel)
         if (profile->kernels[i].id == kernel)
             return &profile->kernels[i];
     return NULL;
+}
+
+static int compare_kernels(const void *pa, const void *pb) {
+    const ps_kernel_spec *a = *(const ps_kernel_spec *const *)pa, *b = *(const ps_kernel_spec *const *)pb;
+    if (a->id != b->id)
+        return a->id < b->id ? -1 : 1;
+    return a < b ? -1 : a > b;
+}
+
+const ps_kernel_spec *ps_cost_kernel(const ps_cost_model *m, uint32_t id) {
+    uint32_t lo = 0, hi = m->profile->n_kernels;
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        if (m->kernels[mid]->id < id)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < m->profile->n_kernels && m->kernels[lo]->id == id ? m->kernels[lo] : NULL;
 }
 
 static void fill_ratios(ps_cost_model *m);
@@ -174,11 +195,16 @@ ps_status ps_cost_model_new(const ps_profile *profile, ps_cost_model **out, ps_e
         m->times = calloc(profile->n_points ? profile->n_points : 1, sizeof *m->times);
     if (m)
         m->ratios = calloc(profile->n_points ? profile->n_points : 1, sizeof *m->ratios);
-    if (!m || !m->points || !m->groups || !m->times || !m->ratios) {
+    if (m)
+        m->kernels = calloc(profile->n_kernels ? profile->n_kernels : 1, sizeof *m->kernels);
+    if (!m || !m->kernels || !m->points || !m->groups || !m->times || !m->ratios) {
         status = ps_error_set(err, PS_E_NOMEM, "profile", "no memory to index %u points", profile->n_points);
         goto done;
     }
     m->profile = profile;
+    for (uint32_t i = 0; i < profile->n_kernels; i++)
+        m->kernels[i] = &profile->kernels[i];
+    qsort(m->kernels, profile->n_kernels, sizeof *m->kernels, compare_kernels);
     uint32_t kernel = UINT32_MAX, op = PS_OP_COUNT;
     for (uint32_t i = 0; i < profile->n_points; i++) {
         const ps_profile_point *p = &profile->points[i];
@@ -230,6 +256,7 @@ const ps_profile *ps_cost_profile(const ps_cost_model *model) {
 void ps_cost_model_free(ps_cost_model *model) {
     if (!model)
         return;
+    free(model->kernels);
     free(model->points);
     free(model->times);
     free(model->ratios);
@@ -547,6 +574,18 @@ bool ps_cost_lookup_cached(const ps_cost_model *m, ps_cost_cache *cache, const p
     if (cache->at[at].found)
         *out = cache->at[at].cost;
     return cache->at[at].found;
+}
+
+ps_cost_choice *ps_cost_choice_at(ps_cost_cache *cache, const uint64_t key[PS_COST_CHOICE_WORDS]) {
+    uint64_t h = 0;
+    for (int i = 0; i < PS_COST_CHOICE_WORDS; i++)
+        h = (h ^ key[i]) * 0x9e3779b97f4a7c15ull ^ h >> 29;
+    ps_cost_choice *c = &cache->choice[(h ^ h >> 32) % PS_COST_CHOICES];
+    if (!c->used || memcmp(c->key, key, sizeof c->key) != 0) {
+        memcpy(c->key, key, sizeof c->key);
+        c->used = false;
+    }
+    return c;
 }
 
 double ps_cost_dram_bytes_per_s(const ps_cost_model *m, uint32_t n_threads) {

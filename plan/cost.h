@@ -73,15 +73,26 @@ static inline ps_cost_query ps_cost_query_of(const ps_profile_point *p) {
 /* Time of one call; *out is written and true returned if the kernel has points beside `beside`. */
 bool ps_cost_lookup(const ps_cost_model *model, const ps_cost_query *query, ps_cost *out);
 
+/* A choice that costs decide: what decides it, and what was chosen. */
+enum { PS_COST_CHOICE_WORDS = 7 };
+typedef struct ps_cost_choice {
+    uint64_t key[PS_COST_CHOICE_WORDS];
+    uint32_t chosen;
+    bool used;
+} ps_cost_choice;
+
 /* The same, from what was asked before where it was. NULL: no cache. Zeros are an empty one; one thread at a time. */
-enum { PS_COST_CACHE = 4096 };
+enum { PS_COST_CACHE = 4096, PS_COST_CHOICES = 2048 };
 typedef struct ps_cost_cache {
     struct {
         ps_cost_query query;
         ps_cost cost;
         bool used, found;
     } at[PS_COST_CACHE];
+    ps_cost_choice choice[PS_COST_CHOICES];
 } ps_cost_cache;
+/* The place of a choice in the cache: it is there, or `used` is false and the caller fills in the rest. */
+ps_cost_choice *ps_cost_choice_at(ps_cost_cache *cache, const uint64_t key[PS_COST_CHOICE_WORDS]);
 bool ps_cost_lookup_cached(const ps_cost_model *model, ps_cost_cache *cache, const ps_cost_query *query,
                            ps_cost *out);
 
@@ -111,6 +122,8 @@ uint32_t ps_cost_shares(const ps_cost_model *model, ps_bus bus, double *out, uin
 bool ps_cost_paced(const ps_cost_model *model, ps_bus bus, double share_frac, uint32_t n_threads,
                    double *out_bus, double *out_dram);
 const ps_profile *ps_cost_profile(const ps_cost_model *model);
+/* Row of its profile's catalogue by id; NULL if unknown. */
+const ps_kernel_spec *ps_cost_kernel(const ps_cost_model *model, uint32_t id);
 
 #ifdef __cplusplus
 }

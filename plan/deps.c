@@ -258,9 +258,14 @@ static void keep_wait(ps_instr *in, uint32_t distance, bool *overflow) {
     in->n_waits++;
 }
 
-static int descending(const void *a, const void *b) {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return x < y ? 1 : x > y ? -1 : 0;
+/* By insertion: lists are short, and mostly in order already. */
+static void sort_descending(list *l) {
+    for (uint32_t i = 1; i < l->n; i++) {
+        uint32_t x = l->at[i], k = i;
+        for (; k > 0 && l->at[k - 1] < x; k--)
+            l->at[k] = l->at[k - 1];
+        l->at[k] = x;
+    }
 }
 
 /* Distance in the whole stream between two instructions of the shortened one. 0 if it depends on the number of tiles,
@@ -297,7 +302,7 @@ static uint32_t stand_in(const stream *s, uint32_t from, uint32_t to) {
 
 /* Reduce the candidates of event e (nearest first: a further one can never make a nearer one superfluous). */
 static void reduce(stream *s, ps_instr *in, uint32_t e, list *c, bool *overflow) {
-    qsort(c->at, c->n, sizeof c->at[0], descending);
+    sort_descending(c);
     for (uint32_t i = 0; i < c->n; i++) {
         if (known(s, e, c->at[i]))
             continue;
@@ -362,8 +367,9 @@ static ps_status add_waits(ps_program *p, const bool *uses_scratch, uint32_t til
         status = ps_error_set(err, PS_E_NOMEM, "program", "no memory for %u instructions", p->n_instrs);
     for (uint32_t e = 0; e < s.n && !overflow && !status; e++) {
         ps_instr *in = &p->instrs[s.ids[e]];
-        list c = {0};
+        list c;
         bool ok = true;
+        c.n = 0;
         enter(&s, e);
         if (!s.places[e].runs)
             continue;

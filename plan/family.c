@@ -242,16 +242,17 @@ static void add_part(ps_layer_place *at, ps_where where, uint64_t first, uint64_
         at->part[at->n_parts++] = (ps_place_part){where, first, n};
 }
 
-/* Resident parts: one per piece, since an instruction finds its range in one. */
-static void hidden_pieces(const ps_resident_set *set, uint32_t layer, ps_layer_place *at) {
-    if (set->model->layers[layer].n_expert) {
-        add_part(at, PS_WHERE_VRAM, 0, set->ffn[layer]);
-        return;
-    }
+/* Resident parts of all layers: one per piece, since an instruction finds its range in one. */
+static void hidden_pieces(const ps_resident_set *set, ps_layer_place *layers) {
+    const ps_model *m = set->model;
+    for (uint32_t l = 0; l < m->n_layers; l++)
+        if (m->layers[l].n_expert)
+            add_part(&layers[l], PS_WHERE_VRAM, 0, set->ffn[l]);
     for (uint32_t i = 0; i < set->n; i++) {
         const ps_weight_range *r = &set->pieces[i].range;
-        if (r->role == PS_ROLE_FFN_GATE && r->layer == layer && r->row0 + r->n_rows <= set->ffn[layer])
-            add_part(at, PS_WHERE_VRAM, r->row0, r->n_rows);
+        if (r->role == PS_ROLE_FFN_GATE && !m->layers[r->layer].n_expert &&
+            r->row0 + r->n_rows <= set->ffn[r->layer])
+            add_part(&layers[r->layer], PS_WHERE_VRAM, r->row0, r->n_rows);
     }
 }
 
@@ -362,6 +363,7 @@ ps_status ps_rule_place(const ps_rule *rule, const ps_lower_request *r, const ps
     out->n_slots = rule->n_slots;
     out->range_bytes = rule->range_bytes;
     out->carry = few;
+    hidden_pieces(resident, out->layers);
     for (uint32_t l = 0; l < m->n_layers; l++) {
         ps_layer_place *at = &out->layers[l];
         const ps_layer_place *before = l ? at - 1 : NULL;
@@ -372,7 +374,6 @@ ps_status ps_rule_place(const ps_rule *rule, const ps_lower_request *r, const ps
         at->kv_slot = kv[l].space == PS_SPACE_HOST && at->attn != PS_WHERE_HOST && !few;
         if (at->kv_slot && kv[l].bytes * r->n_seqs > out->kv_slot_bytes)
             out->kv_slot_bytes = kv[l].bytes * r->n_seqs;
-        hidden_pieces(resident, l, at);
         /* Shares are found once for layers that follow each other alike. */
         const ps_layer *y = &m->layers[l], *z = l ? y - 1 : NULL;
         const ps_weight *down = y->w[PS_ROLE_FFN_DOWN], *down_z = z ? z->w[PS_ROLE_FFN_DOWN] : NULL;
@@ -380,7 +381,7 @@ ps_status ps_rule_place(const ps_rule *rule, const ps_lower_request *r, const ps
         if (before && before->attn == at->attn && z->n_expert == y->n_expert && z->n_ff == y->n_ff &&
             resident->ffn[l] == resident->ffn[l - 1] && (!down || (down_z && down->type == down_z->type)) &&
             before->n_parts >= n && memcmp(before->part, at->part, n * sizeof at->part[0]) == 0) {
-            memcpy(at->part, before->part, sizeof at->part);
+            memcpy(at->part, before->part, before->n_parts * sizeof at->part[0]); /* zeros follow */
             at->n_parts = before->n_parts;
         } else {
             place_rest(rule, r, resident, l, at);

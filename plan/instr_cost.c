@@ -82,7 +82,7 @@ static double cold_s(const ps_lower_request *r, const ps_cost_query *q) {
     double rate = q->n_threads ? ps_cost_cold_bytes_per_s(r) : 0;
     if (!(rate > 0))
         return 0;
-    const ps_kernel_spec *k = ps_catalogue_find(r->profile, q->kernel);
+    const ps_kernel_spec *k = ps_cost_kernel(r->cost, q->kernel);
     const ps_dtype_info *type = k && k->op == PS_OP_MATMUL ? ps_dtype_find((uint32_t)k->wtype) : NULL;
     return type ? (double)q->rows * (double)q->cols * type->block_bytes / type->block_elems / rate : 0;
 }
@@ -402,30 +402,42 @@ static double share_of(const ps_contention *c, const ps_instr *in) {
     return !in ? 0 : c->bus_share ? c->bus_share[in - c->instrs] : 1;
 }
 
+/* Of the smaller of two, and the larger: inline, for the simulation's innermost loop. */
+static double least(double a, double b) {
+    return b < a ? b : a;
+}
+
+static bool reads_weights(const ps_instr *in) {
+    bool reads = false;
+    for (int i = 0; i < PS_OP_MAX_WEIGHTS; i++)
+        reads |= in->w[i] != PS_ROLE_NONE;
+    return reads;
+}
+
 double ps_instr_speed(void *ctx, const ps_instr *const running[PS_QUEUE_COUNT], ps_queue q) {
     const ps_contention *c = ctx;
-    const ps_instr *gpu = running[PS_QUEUE_GPU], *cpu = running[PS_QUEUE_CPU];
-    double direct = gpu && reads_host(gpu) ? share_of(c, gpu) : 0, in = share_of(c, running[PS_QUEUE_H2D]),
-           back = share_of(c, running[PS_QUEUE_D2H]);
-    bool reads = false;
-    for (int i = 0; cpu && i < PS_OP_MAX_WEIGHTS; i++)
-        reads |= cpu->w[i] != PS_ROLE_NONE;
-    double shared = fmax(direct + in, 1); /* copies and direct reads share one bus */
-    switch (q) {
-    case PS_QUEUE_CPU:
-        return !reads ? 1
-                      : fmin(fmin(ps_slowing_cpu(&c->by[PS_BUS_DIRECT], direct),
-                                  ps_slowing_cpu(&c->by[PS_BUS_H2D], in)),
-                             ps_slowing_cpu(&c->by[PS_BUS_D2H], back));
-    case PS_QUEUE_GPU:
-        return shared > 1 ? 1 / shared : reads ? ps_slowing_bus(&c->by[PS_BUS_DIRECT], direct) : 1;
-    case PS_QUEUE_H2D:
-        return shared > 1 ? 1 / shared : reads ? ps_slowing_bus(&c->by[PS_BUS_H2D], in) : 1;
-    case PS_QUEUE_D2H:
-        return reads ? ps_slowing_bus(&c->by[PS_BUS_D2H], back) : 1;
-    default:
-        return 1;
+    const ps_instr *gpu = running[PS_QUEUE_GPU], *cpu = running[PS_QUEUE_CPU], *in = running[PS_QUEUE_H2D],
+                   *back = running[PS_QUEUE_D2H];
+    if (q == PS_QUEUE_CPU) {
+        if (!reads_weights(cpu))
+            return 1;
+        double speed = 1; /* beside a bus that nothing is asked of */
+        if (gpu && reads_host(gpu))
+            speed = least(speed, ps_slowing_cpu(&c->by[PS_BUS_DIRECT], share_of(c, gpu)));
+        if (in)
+            speed = least(speed, ps_slowing_cpu(&c->by[PS_BUS_H2D], share_of(c, in)));
+        return back ? least(speed, ps_slowing_cpu(&c->by[PS_BUS_D2H], share_of(c, back))) : speed;
     }
+    bool reads = cpu && reads_weights(cpu);
+    if (q == PS_QUEUE_D2H)
+        return reads ? ps_slowing_bus(&c->by[PS_BUS_D2H], share_of(c, back)) : 1;
+    double direct = gpu && reads_host(gpu) ? share_of(c, gpu) : 0, copied = share_of(c, in);
+    double shared = larger(direct + copied, 1); /* copies and direct reads share one bus */
+    if (shared > 1)
+        return 1 / shared;
+    return !reads              ? 1
+           : q == PS_QUEUE_GPU ? ps_slowing_bus(&c->by[PS_BUS_DIRECT], direct)
+                               : ps_slowing_bus(&c->by[PS_BUS_H2D], copied);
 }
 
 /* What each side keeps at one share, of rates of both at once. */

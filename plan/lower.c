@@ -43,8 +43,8 @@ static bool same_list(const ps_lowered *a, const ps_lowered *b) {
 }
 
 /* Layers run the same instructions in the same time if shapes, window, weight types and places are alike. */
-static bool alike(const ps_lower_request *r, uint32_t la, uint32_t lb) {
-    const ps_layer *x = &r->model->layers[la], *y = &r->model->layers[lb];
+bool ps_layers_alike(const ps_model *m, uint32_t la, uint32_t lb) {
+    const ps_layer *x = &m->layers[la], *y = &m->layers[lb];
     bool same = x->window == y->window && x->n_head == y->n_head && x->n_head_kv == y->n_head_kv &&
                 x->head_dim_k == y->head_dim_k && x->head_dim_v == y->head_dim_v && x->n_ff == y->n_ff &&
                 x->n_expert == y->n_expert && x->n_expert_used == y->n_expert_used &&
@@ -54,7 +54,11 @@ static bool alike(const ps_lower_request *r, uint32_t la, uint32_t lb) {
         same = (a != NULL) == (b != NULL) && (!a || (a->type == b->type && a->cols == b->cols &&
                                                      a->rows == b->rows && a->experts == b->experts));
     }
-    return same &&
+    return same;
+}
+
+static bool alike(const ps_lower_request *r, uint32_t la, uint32_t lb) {
+    return (r->kinds ? r->kinds[la] == r->kinds[lb] : ps_layers_alike(r->model, la, lb)) &&
            (!r->place || memcmp(&r->place->layers[la], &r->place->layers[lb], sizeof *r->place->layers) == 0);
 }
 
@@ -76,7 +80,7 @@ static ps_status set_waits(const ps_lower_request *r, ps_program *p, ps_error *e
     if (!uses_scratch)
         return ps_error_set(err, PS_E_NOMEM, "program", "no memory for %u instructions", p->n_instrs);
     for (uint32_t i = 0; i < p->n_instrs; i++) {
-        const ps_kernel_spec *k = ps_catalogue_find(r->profile, p->instrs[i].kernel);
+        const ps_kernel_spec *k = ps_cost_kernel(r->cost, p->instrs[i].kernel);
         uses_scratch[i] =
             k && (k->scratch.base || k->scratch.per_token || k->scratch.per_token_col || k->scratch.per_col ||
                   k->scratch.per_thread || k->scratch.per_thread_col || k->scratch.per_token_col_chunk);

@@ -23,6 +23,8 @@ typedef struct ps_lower_request {
     const ps_profile *profile;
     const ps_cost_model *cost;
     ps_cost_cache *cache; /* of it; NULL: none */
+    const uint32_t
+        *kinds; /* [n_layers] the first layer that each is like (ps_layers_alike); NULL: not known */
     uint32_t n_threads;
     uint64_t max_tokens; /* of a step; above PS_TILE_TOKENS layers run over tiles */
     uint32_t max_outputs;
@@ -48,6 +50,9 @@ uint64_t ps_lower_tokens(const ps_lower_request *r, ps_rows rows);
  * Errors: PS_E_UNSUPPORTED naming operation, type and layer where
  * the catalogue has no kernel; PS_E_NOMEM; PS_E_INTERNAL. */
 ps_status ps_lower(const ps_lower_request *r, ps_arena *arena, ps_program *out, ps_error *err);
+
+/* Are two layers alike but for where their weights are? */
+bool ps_layers_alike(const ps_model *model, uint32_t a, uint32_t b);
 
 /* Row of the catalogue by id; NULL if unknown. */
 const ps_kernel_spec *ps_catalogue_find(const ps_profile *profile, uint32_t id);

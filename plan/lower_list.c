@@ -113,17 +113,42 @@ ps_cost_query ps_lower_query(const ps_model *model, uint32_t layer, const ps_ins
     return q;
 }
 
-/* Predicted time of a node with a kernel, for comparing kernels; a large number where nothing is known. */
-static double kernel_time(const ps_lowering *lo, const ps_node *n, uint32_t kernel) {
+/* What the time of a node is asked by, but for the kernel. */
+static ps_cost_query query_of(const ps_lowering *lo, const ps_node *n) {
     const ps_lower_request *r = lo->r;
     ps_cost_query q = shape_of(r->model, n->layer, &n->in, n->dst.cols);
-    ps_cost cost;
-    q.kernel = kernel;
     q.n_tokens = node_tokens(lo, n);
     q.n_threads = n->in.queue == PS_QUEUE_CPU ? r->n_threads : 0;
     if (n->in.op == PS_OP_ATTENTION)
         q.kv_len = (double)r->bucket_tokens;
-    return ps_cost_lookup_cached(r->cost, r->cache, &q, &cost) ? cost.time_s : 1e30;
+    return q;
+}
+
+/* Predicted time of a node with a kernel, for comparing kernels; a large number where nothing is known. */
+static double kernel_time(const ps_lowering *lo, ps_cost_query q, uint32_t kernel) {
+    ps_cost cost;
+    q.kernel = kernel;
+    return ps_cost_lookup_cached(lo->r->cost, lo->r->cache, &q, &cost) ? cost.time_s : 1e30;
+}
+
+/* What was chosen for a node with that input and output, or for any (ANY), before; NULL: there is no cache. */
+enum { ANY = 0xff };
+static ps_cost_choice *choice_of(const ps_lowering *lo, const ps_node *n, uint32_t in, uint32_t out) {
+    if (!lo->r->cache)
+        return NULL;
+    const ps_cost_query q = query_of(lo, n);
+    uint64_t kv;
+    memcpy(&kv, &q.kv_len, sizeof kv);
+    const bool whole = n->in.n_rows == 0 || n->in.n_rows == n->dst.cols;
+    const uint64_t key[PS_COST_CHOICE_WORDS] = {
+        q.rows,
+        q.cols,
+        (uint64_t)q.heads_kv << 32 | q.n_threads,
+        kv,
+        q.n_tokens,
+        (uint64_t)n->in.op << 32 | (uint64_t)(uint32_t)node_wtype(lo, n),
+        (uint64_t)n->in.queue << 32 | (uint64_t)q.beside << 24 | (uint64_t)whole << 16 | in << 8 | out};
+    return ps_cost_choice_at(lo->r->cache, key);
 }
 
 ps_status ps_lowering_init(ps_lowering *lo, const ps_lower_request *r, ps_error *err) {
@@ -160,17 +185,25 @@ static const ps_kernel_spec *choose(const ps_lowering *lo, const ps_node *n, ps_
         return ps_kernel_spec_choose(profile->kernels, profile->n_kernels, n->in.op, wtype, in, out,
                                      PS_DEV_CPU, tokens);
     const ps_kernel_spec *best = NULL;
+    ps_cost_choice *before = choice_of(lo, n, in, out);
+    if (before && before->used)
+        return before->chosen ? &profile->kernels[before->chosen - 1] : NULL;
+    const ps_cost_query q = query_of(lo, n);
     double best_s = 0;
     for (uint32_t i = lo->first[n->in.op]; i < lo->first[n->in.op + 1]; i++) {
         const ps_kernel_spec *k = &profile->kernels[lo->gpu_kernels[i]];
         if (k->wtype != wtype || k->in_fmt != in || k->out_fmt != out || tokens < k->min_tokens ||
             tokens > k->max_tokens)
             continue;
-        double t = kernel_time(lo, n, k->id);
+        double t = kernel_time(lo, q, k->id);
         if (!best || t < best_s) {
             best = k;
             best_s = t;
         }
+    }
+    if (before) {
+        before->chosen = best ? (uint32_t)(best - profile->kernels) + 1 : 0;
+        before->used = true;
     }
     return best;
 }
@@ -199,19 +232,30 @@ static ps_status choose_input(ps_lowering *lo, ps_node *n) {
     n->in_fmt = PS_FMT_NONE;
     if (n->src[0].value == PS_VALUE_NONE || n->in.op == PS_OP_COPY)
         return PS_OK;
+    const ps_cost_choice *before = choice_of(lo, n, ANY, ANY);
+    if (before && before->used) {
+        n->in_fmt = (ps_fmt)before->chosen;
+        return PS_OK;
+    }
     for (int in = PS_FMT_NONE + 1; in < PS_FMT_COUNT; in++) {
         const ps_kernel_spec *k = choose_any_out(lo, n, (ps_fmt)in);
         if (!k)
             continue;
-        double t = kernel_time(lo, n, k->id);
+        double t = kernel_time(lo, query_of(lo, n), k->id);
         if (!found || t < best) {
             best = t;
             n->in_fmt = (ps_fmt)in;
             found = true;
         }
     }
-    if (found)
+    if (found) { /* looked for again, as choices in between may have taken its place */
+        ps_cost_choice *to = choice_of(lo, n, ANY, ANY);
+        if (to) {
+            to->chosen = n->in_fmt;
+            to->used = true;
+        }
         return PS_OK;
+    }
     const ps_dtype_info *type = ps_dtype_find((uint32_t)node_wtype(lo, n));
     const ps_role role = n->in.w[0];
     char where[32];

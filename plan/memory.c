@@ -91,7 +91,7 @@ uint64_t ps_memory_scratch(const ps_lower_request *r, const ps_program *p, ps_qu
         for (uint32_t i = p->blocks[b].instr0; i < p->blocks[b].instr0 + p->blocks[b].n_instrs; i++) {
             const ps_instr *in = &p->instrs[i];
             const ps_kernel_spec *k =
-                in->queue == queue && in->kernel ? ps_catalogue_find(r->profile, in->kernel) : NULL;
+                in->queue == queue && in->kernel ? ps_cost_kernel(r->cost, in->kernel) : NULL;
             if (!k)
                 continue;
             uint16_t buf = in->dst != PS_NO_BUFFER ? in->dst : in->src[0];

@@ -77,64 +77,87 @@ static ps_status stream_expand(const ps_sim *sim, uint32_t rounds, stream *s, ps
     return PS_OK;
 }
 
-/* Run the stream: times of every event. An event is done once its end_s is set (running: end_s < 0). */
+/* A queue while the stream runs. */
+typedef struct lane {
+    uint32_t running, next; /* events; UINT32_MAX: none */
+    uint32_t wait;          /* of next: those before this one have ended */
+    double left;            /* work of the running event */
+} lane;
+
+/* Has all that the lane's next event waits for ended? What was found to have ended is not asked for again. */
+static bool lane_ready(const ps_sim *sim, const stream *s, const bool *done, lane *l) {
+    const ps_instr *in = &sim->program->instrs[s->events[l->next].instr];
+    if (s->events[l->next].nothing)
+        return true;
+    for (; l->wait < in->n_waits; l->wait++) /* before the stream: nothing to wait for */
+        if (in->wait[l->wait] <= l->next && !done[l->next - in->wait[l->wait]])
+            return false;
+    return true;
+}
+
+/* Run the stream: times of every event. */
 static ps_status stream_run(const ps_sim *sim, stream *s, ps_error *err) {
     const ps_program *p = sim->program;
     bool *done = calloc(s->n ? s->n : 1, sizeof *done);
     if (!done)
         return ps_error_set(err, PS_E_NOMEM, "simulation", "no memory for %u instructions", s->n);
     ps_status status = PS_OK;
-    uint32_t running[PS_QUEUE_COUNT], next[PS_QUEUE_COUNT], n_done = 0;
-    double left[PS_QUEUE_COUNT] = {0}; /* work of the running event */
+    lane lanes[PS_QUEUE_COUNT];
+    const ps_instr *running[PS_QUEUE_COUNT] = {0};
+    uint32_t n_done = 0;
     double now = sim->start_s;
-    for (int q = 0; q < PS_QUEUE_COUNT; q++) {
-        running[q] = UINT32_MAX;
-        next[q] = s->head[q];
-    }
+    for (int q = 0; q < PS_QUEUE_COUNT; q++)
+        lanes[q] = (lane){.running = UINT32_MAX, .next = s->head[q]};
     while (n_done < s->n) {
+        double speed[PS_QUEUE_COUNT], need[PS_QUEUE_COUNT], step = INFINITY;
         uint32_t busy = 0;
-        const ps_instr *now_running[PS_QUEUE_COUNT] = {0};
+        int last = 0;
         for (int q = 0; q < PS_QUEUE_COUNT; q++) {
-            if (running[q] == UINT32_MAX && next[q] != UINT32_MAX) {
-                uint32_t e = next[q];
-                const ps_instr *in = &p->instrs[s->events[e].instr];
-                bool ready = true;
-                for (uint32_t w = 0; w < in->n_waits && ready && !s->events[e].nothing; w++)
-                    ready =
-                        in->wait[w] > e || done[e - in->wait[w]]; /* before the stream: nothing to wait for */
-                if (ready) {
-                    running[q] = e;
-                    next[q] = s->events[e].next;
-                    left[q] = s->events[e].nothing ? 0 : sim->work_s[s->events[e].instr];
-                    s->times[e].start_s = now;
-                }
+            lane *l = &lanes[q];
+            if (l->running == UINT32_MAX && l->next != UINT32_MAX && lane_ready(sim, s, done, l)) {
+                const event *e = &s->events[l->next];
+                l->running = l->next;
+                l->next = e->next;
+                l->wait = 0;
+                l->left = e->nothing ? 0 : sim->work_s[e->instr];
+                s->times[l->running].start_s = now;
+                running[q] = &p->instrs[e->instr];
             }
-            if (running[q] != UINT32_MAX) {
-                busy |= 1u << q;
-                now_running[q] = &p->instrs[s->events[running[q]].instr];
-            }
+            busy += running[q] != NULL;
+            last = running[q] ? q : last;
         }
         if (!busy) { /* cannot happen: waits point backwards, so the first event not done is ready */
             status = ps_error_set(err, PS_E_INTERNAL, "simulation", "no queue can proceed");
             goto done;
         }
-        double speed[PS_QUEUE_COUNT], step = INFINITY;
+        if (busy == 1 && sim->alone_is_idle) {
+            lane *l = &lanes[last];
+            now += l->left;
+            s->times[l->running].end_s = now;
+            done[l->running] = true;
+            l->running = UINT32_MAX;
+            running[last] = NULL;
+            n_done++;
+            continue;
+        }
         for (int q = 0; q < PS_QUEUE_COUNT; q++)
-            if (busy & 1u << q) {
-                speed[q] = sim->speed ? sim->speed(sim->speed_ctx, now_running, (ps_queue)q) : 1;
-                step = fmin(step, left[q] / speed[q]);
+            if (running[q]) {
+                speed[q] = sim->speed ? sim->speed(sim->speed_ctx, running, (ps_queue)q) : 1;
+                need[q] = speed[q] == 1 ? lanes[q].left : lanes[q].left / speed[q]; /* "nothing" has none */
+                step = need[q] < step ? need[q] : step;
             }
         now += step;
         for (int q = 0; q < PS_QUEUE_COUNT; q++)
-            if (busy & 1u << q) {
-                double need = left[q] / speed[q]; /* "nothing" has none */
-                if (need <= step * (1 + 1e-15)) {
-                    s->times[running[q]].end_s = now;
-                    done[running[q]] = true;
-                    running[q] = UINT32_MAX;
+            if (running[q]) {
+                lane *l = &lanes[q];
+                if (need[q] <= step * (1 + 1e-15)) {
+                    s->times[l->running].end_s = now;
+                    done[l->running] = true;
+                    l->running = UINT32_MAX;
+                    running[q] = NULL;
                     n_done++;
                 } else {
-                    left[q] -= step * speed[q];
+                    l->left -= step * speed[q];
                 }
             }
     }
@@ -153,7 +176,7 @@ static ps_status check_work(const ps_sim *sim, ps_error *err) {
 static double stream_end(const ps_sim *sim, const stream *s) {
     double end = sim->start_s;
     for (uint32_t i = 0; i < s->n; i++)
-        end = fmax(end, s->times[i].end_s);
+        end = s->times[i].end_s > end ? s->times[i].end_s : end;
     return end;
 }
 
@@ -234,12 +257,15 @@ static void read_off(const ps_sim *sim, const stream *s, uint32_t rounds, ps_sim
         for (uint32_t k = 0; k < block->n_instrs; k++)
             instrs[block->instr0 + k] = (ps_sim_time){t[k].start_s + shift, t[k].end_s + shift};
         for (uint32_t k = 0; k < n; k++) {
-            first = fmin(first, t[k].start_s);
-            last = fmin(last, t[(r - 1) * n + k].start_s + skipped);
-            first_end = fmax(first_end, t[k].end_s);
+            double again = t[(r - 1) * n + k].start_s + skipped;
+            first = t[k].start_s < first ? t[k].start_s : first;
+            last = again < last ? again : last;
+            first_end = t[k].end_s > first_end ? t[k].end_s : first_end;
         }
-        for (uint32_t i = 0; i < r * n; i++) /* the last round is the one whose end may matter */
-            end = fmax(end, t[i].end_s + shift + (i / n == r - 1 ? skipped : 0));
+        for (uint32_t i = 0; i < r * n; i++) { /* the last round is the one whose end may matter */
+            double at = t[i].end_s + shift + (i >= (r - 1) * n ? skipped : 0);
+            end = at > end ? at : end;
+        }
         blocks[b].start_s = n ? first + shift : 0;
         blocks[b].period_s = n == 0                ? 0
                              : block->n_layers > 1 ? (last - first) / (block->n_layers - 1)

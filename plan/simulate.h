@@ -32,6 +32,7 @@ typedef struct ps_sim {
     const double *work_s;
     double start_s; /* before the first instruction may start: waking the pool */
     ps_sim_speed speed;
+    bool alone_is_idle; /* `speed` says 1 where nothing else runs: then it is not asked */
     void *speed_ctx;
 } ps_sim;
 

@@ -42,6 +42,9 @@ ps_status ps_build_program(ps_building *b, const ps_lower_request *r, uint32_t *
  * out_end: raised to where the tier ends. */
 ps_status ps_build_tier(ps_building *b, const ps_lower_request *r, ps_arena *arena, const uint64_t kv_end[2],
                         ps_tier *tier, uint64_t out_end[2]);
+/* The same for a tier whose program is one of the building's. */
+ps_status ps_build_places(ps_building *b, const ps_lower_request *r, ps_arena *arena,
+                          const uint64_t kv_end[2], ps_tier *tier, uint64_t out_end[2]);
 /* Times of a tier: simulated at an empty and at a full bucket. */
 ps_status ps_build_predict(ps_building *b, const ps_lower_request *r, const ps_program *p, ps_tier *tier);
 /* A request without a place for a tier of a level. */
@@ -54,6 +57,10 @@ ps_status ps_build_step_s(const ps_lower_request *r, const ps_program *p, uint64
 /* The same with the times of the whole stream: see ps_simulate_all. */
 ps_status ps_build_stream(const ps_lower_request *r, const ps_program *p, uint64_t kv_len,
                           ps_sim_time **out_times, uint64_t *out_n, double *out_s, ps_error *err);
+/* Two of them, unless their mean is most_s or more at any rate, by what the queues have to do: then both are INFINITY, and
+ * *out_least_s is what it is at least. */
+ps_status ps_build_both_s(const ps_lower_request *r, const ps_program *p, const uint64_t kv_len[2],
+                          double most_s, double out_s[2], double *out_least_s, ps_error *err);
 
 /* How a level with a GPU is run: a point of the space that the search moves in, and what it comes to. */
 typedef struct ps_schedule {
@@ -81,9 +88,13 @@ ps_status ps_host_build(ps_building *b, const ps_level_request *lr, bool with_ti
 
 /* Bytes that a level has before any arena. */
 uint64_t ps_gpu_base_bytes(const ps_profile *p);
-/* The level by its schedule. resident: the set as grown for it. */
+/* The rule of the level's tier number `tier` (beyond the last: nothing is done): the schedule's, or, of a tier that the search did not look
+ * at, the fastest. Of b only request, error and cache are used. */
+ps_status ps_gpu_rule(ps_building *b, const ps_level_request *lr, const ps_schedule *schedule,
+                      const ps_resident_set *resident, uint32_t tier, ps_rule *out);
+/* The level by its schedule. resident: the set as grown for it; rules: of its tiers, NULL for the schedule's. */
 ps_status ps_gpu_build(ps_building *b, const ps_level_request *lr, const ps_schedule *schedule,
-                       const ps_resident_set *resident, ps_level *level);
+                       const ps_resident_set *resident, const ps_rule *rules, ps_level *level);
 /* The least bytes beside base with which there is a schedule. */
 ps_status ps_gpu_least(ps_building *b, const ps_level_request *lr, uint64_t *out_work, uint64_t *out_all);
 

@@ -1,4 +1,5 @@
 /* Programs of a plan, shared by tiers and levels, and the tiers made of them. See build.h. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,11 +128,12 @@ static ps_status simulated_open(simulated *s, const ps_lower_request *r, const p
                       .work_s = s->work,
                       .start_s = r->profile->pool_start_s.median,
                       .speed = r->level ? ps_instr_speed : NULL,
+                      .alone_is_idle = true,
                       .speed_ctx = &s->contention};
     return s->work && s->bus_share && s->times && s->blocks ? PS_OK : ps_build_no_memory(err);
 }
 
-static void simulated_ask(simulated *s, const ps_lower_request *r, const ps_program *p, uint64_t kv_len) {
+static void simulated_load(simulated *s, const ps_lower_request *r, const ps_program *p, uint64_t kv_len) {
     for (uint32_t i = 0; i < p->n_blocks; i++)
         for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++) {
             s->work[k] = ps_instr_cost(r, p, k, p->blocks[i].layer0, kv_len).time_s;
@@ -142,7 +144,7 @@ static void simulated_ask(simulated *s, const ps_lower_request *r, const ps_prog
 
 static ps_status simulated_run(simulated *s, const ps_lower_request *r, const ps_program *p, uint64_t kv_len,
                                double *out_s, ps_error *err) {
-    simulated_ask(s, r, p, kv_len);
+    simulated_load(s, r, p, kv_len);
     return ps_simulate(&s->sim, s->times, s->blocks, out_s, err);
 }
 
@@ -161,9 +163,42 @@ ps_status ps_build_stream(const ps_lower_request *r, const ps_program *p, uint64
     simulated s;
     ps_status status = simulated_open(&s, r, p, err);
     if (!status) {
-        simulated_ask(&s, r, p, kv_len);
+        simulated_load(&s, r, p, kv_len);
         status = ps_simulate_all(&s.sim, out_times, out_n, out_s, err);
     }
+    simulated_close(&s);
+    return status;
+}
+
+/* What the busiest queue takes by itself, of a step of one tile: no instruction is faster beside others than alone. */
+static double busiest_s(const simulated *s, const ps_program *p) {
+    double sum[PS_QUEUE_COUNT] = {0}, most = 0;
+    for (uint32_t i = 0; i < p->n_blocks; i++)
+        for (uint32_t k = p->blocks[i].instr0; k < p->blocks[i].instr0 + p->blocks[i].n_instrs; k++)
+            sum[p->instrs[k].queue] += s->work[k] * p->blocks[i].n_layers;
+    for (int q = 0; q < PS_QUEUE_COUNT; q++)
+        most = sum[q] > most ? sum[q] : most;
+    return s->sim.start_s + most;
+}
+
+ps_status ps_build_both_s(const ps_lower_request *r, const ps_program *p, const uint64_t kv_len[2],
+                          double most_s, double out_s[2], double *out_least_s, ps_error *err) {
+    static const double rounding = 1 - 1e-6;
+    simulated s;
+    double least[2] = {0, 0};
+    ps_status status = simulated_open(&s, r, p, err);
+    for (int i = 0; i < 2 && !status && isfinite(most_s) && s.sim.n_tiles == 1; i++) {
+        simulated_load(&s, r, p, kv_len[i]);
+        least[i] = busiest_s(&s, p) * rounding;
+    }
+    out_s[0] = out_s[1] = INFINITY;
+    for (int i = 1; i >= 0 && !status && (least[0] + least[1]) / 2 < most_s; i--) {
+        status = simulated_run(&s, r, p, kv_len[i], &out_s[i], err);
+        least[i] = status ? 0 : out_s[i] * rounding;
+    }
+    *out_least_s = (least[0] + least[1]) / 2;
+    if (!isfinite(out_s[0]))
+        out_s[1] = INFINITY;
     simulated_close(&s);
     return status;
 }
@@ -191,8 +226,12 @@ ps_status ps_build_predict(ps_building *b, const ps_lower_request *r, const ps_p
 ps_status ps_build_tier(ps_building *b, const ps_lower_request *r, ps_arena *arena, const uint64_t kv_end[2],
                         ps_tier *tier, uint64_t out_end[2]) {
     ps_status status = ps_build_program(b, r, &tier->program);
-    if (status)
-        return status;
+    return status ? status : ps_build_places(b, r, arena, kv_end, tier, out_end);
+}
+
+ps_status ps_build_places(ps_building *b, const ps_lower_request *r, ps_arena *arena,
+                          const uint64_t kv_end[2], ps_tier *tier, uint64_t out_end[2]) {
+    ps_status status = PS_OK;
     const ps_built_program *bp = &b->programs[tier->program];
     const ps_program *p = &bp->program;
     tier->max_tokens = (uint32_t)r->max_tokens;

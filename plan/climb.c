@@ -13,6 +13,12 @@ ps_status ps_climb_time(ps_search *s, ps_schedule *c) {
     return ps_trial_time(s->trial, c);
 }
 
+/* Where only something faster than below_s is of use: infinite for others, or their time. */
+static ps_status time_below(ps_search *s, ps_schedule *c, double below_s) {
+    s->looked_at++;
+    return ps_trial_time_below(s->trial, c, below_s);
+}
+
 /* Nothing resident but what must be. False in *out: not even that fits. */
 static ps_status bare(ps_search *s, ps_schedule *c, uint64_t avail, bool exact, bool *out) {
     memset(&c->mix, 0, sizeof c->mix);
@@ -219,8 +225,8 @@ static uint32_t moves_of(const ps_search *s, ps_schedule *c, ps_path path, move 
     return n;
 }
 
-/* What a changed schedule comes to. */
-static ps_status look_at(ps_search *s, ps_schedule *c, int changes, uint64_t avail) {
+/* What a changed schedule comes to, if it is faster than below_s; else infinite, or that. */
+static ps_status look_at(ps_search *s, ps_schedule *c, int changes, uint64_t avail, double below_s) {
     bool fits = true;
     ps_status status = PS_OK;
     c->workload_s = INFINITY;
@@ -232,7 +238,7 @@ static ps_status look_at(ps_search *s, ps_schedule *c, int changes, uint64_t ava
         if (!status && (changes == SHAPE || c->work_bytes != before))
             status = fit(s, c, avail, false, &fits);
     }
-    return status || !fits || c->work_bytes == UINT64_MAX ? status : ps_climb_time(s, c);
+    return status || !fits || c->work_bytes == UINT64_MAX ? status : time_below(s, c, below_s);
 }
 
 /* Take c instead of *best where it is clearly better; nothing where they are the same. */
@@ -240,8 +246,9 @@ static ps_status consider(ps_search *s, ps_schedule *best, ps_schedule *c, int c
                           bool *out_better) {
     if (memcmp(c, best, sizeof *c) == 0)
         return PS_OK;
-    ps_status status = look_at(s, c, changes, avail);
-    if (!status && c->workload_s < best->workload_s * (c->path == best->path ? PS_CLEARLY : another_path)) {
+    const double below_s = best->workload_s * (c->path == best->path ? PS_CLEARLY : another_path);
+    ps_status status = look_at(s, c, changes, avail, below_s);
+    if (!status && c->workload_s < below_s) {
         *best = *c;
         *out_better = true;
     }
@@ -428,7 +435,7 @@ static ps_status look_at_mix(ps_search *s, const ps_schedule *rules, const ps_re
         }
         ps_status status = ps_climb_time(s, &c);
         if (!status && (of->n < BEGINNINGS || c.workload_s < of->at[of->n - 1].workload_s))
-            status = look_at(s, &c, SHAPE, avail);
+            status = look_at(s, &c, SHAPE, avail, INFINITY);
         else
             continue;
         if (status)
@@ -545,7 +552,7 @@ ps_status ps_climb_shares(ps_search *s, ps_schedule *best) {
                     for (bool again = true; again;) {
                         ps_schedule c = *best;
                         *(int32_t *)((char *)(which ? &c.prompt : &c.decode) + at[i]) += by;
-                        ps_status status = ps_climb_time(s, &c);
+                        ps_status status = time_below(s, &c, best->workload_s * PS_CLEARLY);
                         if (status)
                             return status;
                         again = c.workload_s < best->workload_s * PS_CLEARLY;
@@ -620,7 +627,7 @@ ps_status ps_climb_in_full(ps_search *s, uint64_t avail, uint32_t n_threads, ps_
     if (few != many) {
         mixed = c[many];
         mixed.decode = c[few].decode;
-        status = look_at(s, &mixed, SHAPE, avail);
+        status = look_at(s, &mixed, SHAPE, avail, out->workload_s * PS_CLEARLY);
         if (!status && mixed.workload_s < out->workload_s * PS_CLEARLY)
             *out = mixed;
     }
@@ -635,7 +642,7 @@ ps_status ps_climb_in_full(ps_search *s, uint64_t avail, uint32_t n_threads, ps_
             if (!isfinite(x.workload_s))
                 continue;
             x.path = elsewhere[i];
-            status = look_at(s, &x, SHAPE, avail);
+            status = look_at(s, &x, SHAPE, avail, other.workload_s);
             if (!status && x.workload_s < other.workload_s)
                 other = x;
         }

@@ -25,7 +25,9 @@ typedef struct found {
 } found;
 
 struct ps_search {
-    ps_building *b;
+    ps_building *b;  /* &own */
+    ps_building own; /* request, error and cache */
+    ps_error error;
     ps_trial *trial;
     ps_level_request lr;
     uint64_t least, apart; /* the first point, and the distance of the others: multiples of PS_VRAM_ALIGN */

@@ -196,8 +196,39 @@ static ps_status best_rule(ps_building *b, const ps_level_request *lr, const ps_
     return status;
 }
 
+/* The homes of a level's caches. */
+static void homes_of(const ps_building *b, const ps_level_request *lr, const ps_schedule *schedule,
+                     ps_kv_home *kv, uint64_t out_end[PS_SPACE_COUNT]) {
+    ps_memory_kv(b->q->model, lr->bucket_tokens,
+                 schedule->max_step < PS_TILE_TOKENS ? schedule->max_step : PS_TILE_TOKENS, lr->n_seqs,
+                 schedule->n_kv, kv, out_end);
+}
+
+ps_status ps_gpu_rule(ps_building *b, const ps_level_request *asked, const ps_schedule *schedule,
+                      const ps_resident_set *resident, uint32_t tier, ps_rule *out) {
+    uint32_t sizes[PS_MAX_TIERS], decode = ps_decode_tokens(asked, schedule->max_step),
+                                  prompt = ps_prompt_tokens(b->q, asked, schedule->max_step);
+    uint64_t kv_end[2];
+    ps_level_request lr = *asked;
+    lr.n_threads = schedule->n_threads;
+    if (tier >= ps_tiers_up_to(schedule->max_step, sizes))
+        return PS_OK;
+    *out = ps_schedule_rule(b->q, &lr, schedule, sizes[tier]);
+    if (b->q->forced || sizes[tier] == decode || sizes[tier] == prompt)
+        return PS_OK;
+    ps_kv_home *kv = calloc(b->q->model->n_layers, sizeof *kv);
+    if (!kv)
+        return ps_build_no_memory(b->err);
+    homes_of(b, &lr, schedule, kv, kv_end);
+    uint64_t room = lr.budget_bytes > schedule->base_bytes ? lr.budget_bytes - schedule->base_bytes : 0,
+             most = room > handles(resident->bytes) ? room - handles(resident->bytes) : 0;
+    ps_status status = best_rule(b, &lr, resident, kv, kv_end, sizes[tier], most, out);
+    free(kv);
+    return status;
+}
+
 ps_status ps_gpu_build(ps_building *b, const ps_level_request *asked, const ps_schedule *schedule,
-                       const ps_resident_set *resident, ps_level *level) {
+                       const ps_resident_set *resident, const ps_rule *rules, ps_level *level) {
     const ps_model *m = b->q->model;
     ps_arena *arena = b->plan->arena;
     uint32_t sizes[PS_MAX_TIERS], decode = ps_decode_tokens(asked, schedule->max_step),
@@ -220,20 +251,13 @@ ps_status ps_gpu_build(ps_building *b, const ps_level_request *asked, const ps_s
     level->n_resident = resident->n;
     if (resident->n)
         memcpy(level->resident, resident->pieces, resident->n * sizeof *level->resident);
-    ps_memory_kv(m, lr->bucket_tokens,
-                 schedule->max_step < PS_TILE_TOKENS ? schedule->max_step : PS_TILE_TOKENS, lr->n_seqs,
-                 schedule->n_kv, level->kv, kv_end);
+    homes_of(b, lr, schedule, level->kv, kv_end);
     memcpy(end, kv_end, sizeof end);
-    uint64_t room = lr->budget_bytes > schedule->base_bytes ? lr->budget_bytes - schedule->base_bytes : 0,
-             most = room > handles(resident->bytes) ? room - handles(resident->bytes) : 0;
     ps_status status = PS_OK;
     for (uint32_t t = 0; t < level->n_tiers && !status; t++) {
-        ps_rule rule = ps_schedule_rule(b->q, lr, schedule, sizes[t]);
-        if (!b->q->forced && sizes[t] != decode && sizes[t] != prompt)
-            status = best_rule(b, lr, resident, level->kv, kv_end, sizes[t], most, &rule);
-        if (!status)
-            status =
-                build_tier(b, lr, &rule, resident, level->kv, kv_end, sizes[t], arena, &level->tiers[t], end);
+        ps_rule rule = rules ? rules[t] : ps_schedule_rule(b->q, lr, schedule, sizes[t]);
+        status =
+            build_tier(b, lr, &rule, resident, level->kv, kv_end, sizes[t], arena, &level->tiers[t], end);
     }
     if (status)
         return status;

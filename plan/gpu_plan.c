@@ -6,6 +6,7 @@
 
 #include "plan/bounds.h"
 #include "plan/build.h"
+#include "plan/crew.h"
 #include "plan/search.h"
 
 /* Chosen each by itself, and what they share. order: by what is resident. */
@@ -16,31 +17,8 @@ typedef struct gpu_levels {
     uint32_t *team;       /* threads that each level uses */
     ps_schedule *choice;
     ps_search **search;
+    uint64_t looked_at; /* beside what each search has looked at */
 } gpu_levels;
-
-/* The resident pieces of every level are the first of the next larger one's: sets are grown in that order, from one to
- * the next. *out_over: level whose work arena came out larger than it was chosen for, and by how much. */
-static ps_status build_gpu_levels(ps_building *b, const ps_level_request *levels, const gpu_levels *g,
-                                  ps_level *out, uint32_t *out_over, uint64_t *out_bytes) {
-    ps_resident_set set;
-    ps_status status = ps_resident_init(&set, b->q->model, b->err);
-    *out_over = UINT32_MAX;
-    for (uint32_t k = 0; k < g->n && !status && *out_over == UINT32_MAX; k++) {
-        uint32_t i = g->order[k];
-        ps_level *level = &out[i];
-        const ps_schedule *c = &g->choice[i];
-        status = ps_resident_grow(&set, &c->mix, b->err);
-        if (!status)
-            status = ps_gpu_build(b, &levels[g->at[i]], c, &set, level);
-        uint64_t all = level->vram_base_bytes + level->vram_work_bytes + level->vram_weight_bytes;
-        if (!status && all > level->budget_bytes) {
-            *out_over = i;
-            *out_bytes = all - level->budget_bytes;
-        }
-    }
-    ps_resident_free(&set);
-    return status;
-}
 
 static bool fewer(const ps_resident_mix *a, const ps_resident_mix *b) {
     return a->n_attn + (uint64_t)a->n_head + a->n_ffn < b->n_attn + (uint64_t)b->n_head + b->n_ffn;
@@ -55,13 +33,123 @@ static void order_levels(gpu_levels *g) {
     }
 }
 
-static ps_status choose(ps_building *b, const ps_level_request *levels, gpu_levels *g, uint32_t i,
-                        ps_path path) {
-    const ps_level_request *lr = &levels[g->at[i]];
-    ps_search *s = g->search[g->of[i]];
-    return b->q->forced ? ps_search_family(s, lr, b->q->family, &g->choice[i])
-                        : ps_search_solve(s, lr, path, g->team[i], &g->choice[i]);
+/* ---- on several threads ---- */
+
+/* Something to do for levels: a search does it for one after the other, and searches beside each other. */
+typedef struct each each;
+struct each {
+    ps_building *b;
+    const ps_level_request *levels;
+    gpu_levels *g;
+    ps_status (*of_level)(const each *e,
+                          uint32_t i); /* writes nothing but what is level i's, and its search's */
+    const bool *only;                  /* these levels; NULL: all */
+    void *more;
+    ps_status *status; /* [n] */
+};
+
+static void each_of_search(void *ctx, uint32_t worker, uint32_t search) {
+    each *e = ctx;
+    (void)worker;
+    for (uint32_t i = 0; i < e->g->n; i++)
+        if (e->g->of[i] == search && (!e->only || e->only[i]) && (e->status[i] = e->of_level(e, i)) != PS_OK)
+            break;
 }
+
+/* The first level's error of those that have one. *out_at: which. */
+static ps_status each_run(each *e, uint32_t *out_at) {
+    ps_status status = PS_OK;
+    e->status = calloc(e->g->n, sizeof *e->status);
+    if (!e->status)
+        return ps_build_no_memory(e->b->err);
+    ps_crew_run(e->b->q->n_workers, e->g->n_searches, each_of_search, e);
+    for (uint32_t i = 0; i < e->g->n && !status; i++)
+        if ((status = e->status[i]) != PS_OK) {
+            *out_at = i;
+            if (e->b->err)
+                *e->b->err = *ps_search_error(e->g->search[e->g->of[i]]);
+        }
+    free(e->status);
+    return status;
+}
+
+/* Pieces of the searches, each once, for where there are more threads than searches: what they find is then known. */
+typedef struct ahead {
+    const gpu_levels *g;
+    uint32_t n, room;
+    struct {
+        uint32_t search, n_threads;
+        ps_search_piece piece;
+    } * at;
+} ahead;
+
+static void do_piece(void *ctx, uint32_t worker, uint32_t i) {
+    const ahead *a = ctx;
+    (void)worker;
+    ps_search_ahead(a->g->search[a->at[i].search], a->at[i].n_threads, &a->at[i].piece);
+}
+
+static bool add_piece(ahead *a, uint32_t level, const ps_search_piece *p) {
+    const uint32_t search = a->g->of[level], n_threads = a->g->team[level];
+    for (uint32_t i = 0; i < a->n; i++)
+        if (a->at[i].search == search && a->at[i].n_threads == n_threads &&
+            a->at[i].piece.avail_bytes == p->avail_bytes && a->at[i].piece.in_full == p->in_full)
+            return true;
+    if (a->n == a->room) {
+        uint32_t room = a->room ? 2 * a->room : 64;
+        void *grown = realloc(a->at, room * sizeof *a->at);
+        if (!grown)
+            return false;
+        a->at = grown;
+        a->room = room;
+    }
+    a->at[a->n].search = search;
+    a->at[a->n].n_threads = n_threads;
+    a->at[a->n++].piece = *p;
+    return true;
+}
+
+static ps_status look_ahead(const each *e) {
+    const gpu_levels *g = e->g;
+    ahead a = {.g = g};
+    bool ok = true;
+    if (e->b->q->forced || ps_crew_size(e->b->q->n_workers, UINT32_MAX) <= g->n_searches)
+        return PS_OK;
+    for (uint32_t k = 0, found = 1; found && ok; k++) { /* the long ones of all levels first */
+        found = 0;
+        for (uint32_t i = 0; i < g->n && ok; i++) {
+            ps_search_piece p;
+            if ((e->only && !e->only[i]) ||
+                !ps_search_piece_at(g->search[g->of[i]], &e->levels[g->at[i]], k, &p))
+                continue;
+            ok = add_piece(&a, i, &p);
+            found++;
+        }
+    }
+    if (ok)
+        ps_crew_run(e->b->q->n_workers, a.n, do_piece, &a);
+    free(a.at);
+    return ok ? PS_OK : ps_build_no_memory(e->b->err);
+}
+
+static ps_status choose_level(const each *e, uint32_t i) {
+    const gpu_levels *g = e->g;
+    const ps_level_request *lr = &e->levels[g->at[i]];
+    ps_search *s = g->search[g->of[i]];
+    const ps_path *path = e->more;
+    return e->b->q->forced ? ps_search_family(s, lr, e->b->q->family, &g->choice[i])
+                           : ps_search_solve(s, lr, *path, g->team[i], &g->choice[i]);
+}
+
+/* The schedules of the levels (only: of these; NULL: all), with the teams that g has for them. *out_at: which has none. */
+static ps_status choose(ps_building *b, const ps_level_request *levels, gpu_levels *g, const bool *only,
+                        ps_path path, uint32_t *out_at) {
+    each e = {.b = b, .levels = levels, .g = g, .of_level = choose_level, .only = only, .more = &path};
+    ps_status status = path == PS_PATH_COUNT ? look_ahead(&e) : PS_OK;
+    return status ? status : each_run(&e, out_at);
+}
+
+/* ---- what levels share ---- */
 
 /* The levels for which so many threads are allowed with another team, if that is faster over all of them: levels that a run
  * changes between have one team. */
@@ -69,28 +157,44 @@ static ps_status try_team(ps_building *b, const ps_level_request *levels, gpu_le
                           uint32_t n_threads) {
     gpu_levels with = *g;
     double gain = 0;
-    uint32_t n = 0;
+    uint32_t n = 0, at;
     ps_status status = PS_OK;
+    bool *only = calloc(g->n, sizeof *only);
     with.choice = calloc(g->n, sizeof *with.choice);
     with.team = calloc(g->n, sizeof *with.team);
-    if (!with.choice || !with.team)
+    if (!only || !with.choice || !with.team)
         status = ps_build_no_memory(b->err);
     for (uint32_t i = 0; i < g->n && !status; i++) {
-        if (levels[g->at[i]].n_threads != allowed)
-            continue;
-        with.team[i] = n_threads;
-        status = choose(b, levels, &with, i, PS_PATH_COUNT);
-        gain += status ? 0 : log(with.choice[i].workload_s / g->choice[i].workload_s);
-        n++;
+        only[i] = levels[g->at[i]].n_threads == allowed;
+        with.team[i] = only[i] ? n_threads : 0;
     }
+    if (!status)
+        status = choose(b, levels, &with, only, PS_PATH_COUNT, &at);
+    for (uint32_t i = 0; i < g->n && !status; i++)
+        if (only[i]) {
+            gain += log(with.choice[i].workload_s / g->choice[i].workload_s);
+            n++;
+        }
     for (uint32_t i = 0; i < g->n && !status && gain < n * log(PS_SEARCH_TEAM); i++)
         if (with.team[i]) {
             g->choice[i] = with.choice[i];
             g->team[i] = n_threads;
         }
+    free(only);
     free(with.choice);
     free(with.team);
     return status;
+}
+
+/* The workload of a level's schedule with teams of other sizes. */
+typedef struct same_schedules {
+    uint32_t n_threads;
+    double *s; /* [levels] */
+} same_schedules;
+
+static ps_status time_with_team(const each *e, uint32_t i) {
+    const same_schedules *m = e->more;
+    return ps_search_with_team(e->g->search[e->g->of[i]], &e->g->choice[i], m->n_threads, &m->s[i]);
 }
 
 /* Teams smaller than what is allowed: the one that does the same schedules fastest, and where there are few levels the next of
@@ -101,20 +205,25 @@ static ps_status smaller_teams(ps_building *b, const ps_level_request *levels, g
     const ps_profile *p = b->q->profile;
     const double far_behind = log(1.05);
     double best = log(PS_SEARCH_TEAM);
-    uint32_t same = 0, next = 0, group = 0;
-    ps_status status = PS_OK;
-    for (uint32_t i = 0; i < g->n; i++)
-        group += levels[g->at[i]].n_threads == allowed;
+    uint32_t same = 0, next = 0, group = 0, at;
+    bool *only = calloc(g->n, sizeof *only);
+    same_schedules times = {.s = calloc(g->n, sizeof *times.s)};
+    each e = {.b = b, .levels = levels, .g = g, .of_level = time_with_team, .only = only, .more = &times};
+    ps_status status = only && times.s ? PS_OK : ps_build_no_memory(b->err);
+    for (uint32_t i = 0; i < g->n && !status; i++) {
+        only[i] = levels[g->at[i]].n_threads == allowed;
+        group += only[i];
+    }
     for (uint32_t n = allowed - 1; n > 0 && !status; n--) {
-        double sum = 0, s;
+        double sum = 0;
         bool measured = false;
         if (!ps_search_is_team(n, p->topology.n_allowed))
             continue;
+        times.n_threads = n;
+        status = each_run(&e, &at);
         for (uint32_t i = 0; i < g->n && !status; i++)
-            if (levels[g->at[i]].n_threads == allowed) {
-                status = ps_search_with_team(g->search[g->of[i]], &g->choice[i], n, &s);
-                sum += status ? 0 : log(s / g->choice[i].workload_s) / group;
-            }
+            if (only[i])
+                sum += log(times.s[i] / g->choice[i].workload_s) / group;
         for (uint32_t i = 0; i < p->n_dram; i++)
             measured |= p->dram[i].n_threads == n;
         if (sum < best) {
@@ -126,6 +235,8 @@ static ps_status smaller_teams(ps_building *b, const ps_level_request *levels, g
         if (sum > far_behind) /* and those below are further behind */
             break;
     }
+    free(only);
+    free(times.s);
     if (!status && same)
         status = try_team(b, levels, g, allowed, same);
     if (!status && next && next != same)
@@ -156,38 +267,96 @@ static ps_status choose_teams(ps_building *b, const ps_level_request *levels, gp
     return status;
 }
 
+/* Levels' schedules on one path: every path by searches of its own, beside each other. */
+typedef struct on_paths {
+    const ps_level_request *levels;
+    const gpu_levels *g;
+    uint32_t n;
+    ps_path path[PS_PATH_COUNT];
+    ps_schedule *choice; /* [n * levels] */
+    ps_status *status;   /* the same */
+    struct {
+        ps_error err;
+        uint64_t looked_at;
+    } * of; /* [n * searches] */
+} on_paths;
+
+static void choose_on_path(void *ctx, uint32_t worker, uint32_t task) {
+    on_paths *o = ctx;
+    const gpu_levels *g = o->g;
+    const uint32_t search = task % g->n_searches, p = task / g->n_searches;
+    ps_search *s = NULL;
+    (void)worker;
+    ps_status status = ps_search_twin(g->search[search], &s, &o->of[task].err);
+    for (uint32_t i = 0; i < g->n; i++) {
+        const size_t at = (size_t)p * g->n + i;
+        if (g->of[i] != search)
+            continue;
+        if (!status)
+            status = ps_search_solve(s, &o->levels[g->at[i]], o->path[p], g->team[i], &o->choice[at]);
+        o->status[at] = status;
+        if (status)
+            break;
+    }
+    if (s) {
+        if (status)
+            o->of[task].err = *ps_search_error(s);
+        o->of[task].looked_at = ps_search_looked_at(s);
+    }
+    ps_search_free(s);
+}
+
 /* All levels of a plan take one path: the one with which they are fastest, of those that one of them would take. */
 static ps_status agree(ps_building *b, const ps_level_request *levels, gpu_levels *g) {
     bool wanted[PS_PATH_COUNT] = {false};
     uint32_t n = 0;
-    ps_schedule *best = calloc(g->n, sizeof *best);
-    double least = INFINITY;
-    ps_status status = best ? PS_OK : ps_build_no_memory(b->err);
-    for (uint32_t i = 0; i < g->n && !status; i++) {
+    for (uint32_t i = 0; i < g->n; i++) {
         n += !wanted[g->choice[i].path];
         wanted[g->choice[i].path] = true;
     }
-    wanted[PS_PATH_ALL_ATTN_HEAD_NEXT] = true; /* the plainest in any case */
-    for (int p = 0; p < PS_PATH_COUNT && n > 1 && !status; p++) {
+    if (n <= 1)
+        return PS_OK;
+    wanted[PS_PATH_ALL_ATTN_HEAD_NEXT] = true;      /* the plainest in any case */
+    ps_plan_tell(b->q, 0.25, "agreeing on a path"); /* of many levels most of the time */
+    on_paths o = {.levels = levels, .g = g};
+    for (int p = 0; p < PS_PATH_COUNT; p++)
+        if (wanted[p])
+            o.path[o.n++] = (ps_path)p;
+    o.choice = calloc((size_t)o.n * g->n, sizeof *o.choice);
+    o.status = calloc((size_t)o.n * g->n, sizeof *o.status);
+    o.of = calloc((size_t)o.n * g->n_searches, sizeof *o.of);
+    ps_status status = o.choice && o.status && o.of ? PS_OK : ps_build_no_memory(b->err);
+    if (!status)
+        ps_crew_run(b->q->n_workers, o.n * g->n_searches, choose_on_path, &o);
+    double least = INFINITY;
+    const ps_schedule *best = NULL;
+    for (uint32_t p = 0; p < o.n && !status; p++) {
+        const ps_schedule *choice = &o.choice[(size_t)p * g->n];
         double sum = 0;
-        for (uint32_t i = 0; i < g->n && wanted[p] && !status; i++) {
-            status = choose(b, levels, g, i, (ps_path)p);
-            sum += log(g->choice[i].workload_s);
+        for (uint32_t i = 0; i < g->n && !status; i++) {
+            status = o.status[(size_t)p * g->n + i];
+            sum += status ? 0 : log(choice[i].workload_s);
+            if (status && status != PS_E_INFEASIBLE && b->err)
+                *b->err = o.of[p * g->n_searches + g->of[i]].err;
         }
         if (status == PS_E_INFEASIBLE) { /* this way one of them has none */
             status = PS_OK;
             continue;
         }
-        if (!status && wanted[p] && sum < least) {
+        if (!status && sum < least) {
             least = sum;
-            memcpy(best, g->choice, g->n * sizeof *best);
+            best = choice;
         }
     }
-    if (!status && n > 1 && !isfinite(least))
+    for (uint32_t t = 0; t < o.n * g->n_searches && o.of; t++)
+        g->looked_at += o.of[t].looked_at;
+    if (!status && !best)
         status = ps_error_set(b->err, PS_E_INTERNAL, "plan", "the levels have no path in common");
-    if (!status && n > 1)
+    if (!status)
         memcpy(g->choice, best, g->n * sizeof *best);
-    free(best);
+    free(o.choice);
+    free(o.status);
+    free(o.of);
     return status;
 }
 
@@ -242,12 +411,97 @@ static ps_status open_searches(ps_building *b, const ps_level_request *levels, g
     return PS_OK;
 }
 
+/* ---- building ---- */
+
+/* Rules of all tiers, found beside each other: by themselves they depend on a level's schedule and residents alone. */
+typedef struct rule_finding {
+    ps_building *b;
+    const ps_level_request *levels;
+    const gpu_levels *g;
+    const ps_resident_set *sets;    /* [n] as grown for each level */
+    ps_rule (*rules)[PS_MAX_TIERS]; /* [n] */
+    ps_status (*status)[PS_MAX_TIERS];
+    ps_error (*errors)[PS_MAX_TIERS]; /* [n] */
+    ps_cost_cache *caches;            /* of each worker */
+} rule_finding;
+
+static void find_rule(void *ctx, uint32_t worker, uint32_t task) {
+    rule_finding *f = ctx;
+    const uint32_t i = task % f->g->n, tier = task / f->g->n;
+    ps_building own = {.q = f->b->q, .err = &f->errors[i][tier], .cache = &f->caches[worker]};
+    f->status[i][tier] =
+        ps_gpu_rule(&own, &f->levels[f->g->at[i]], &f->g->choice[i], &f->sets[i], tier, &f->rules[i][tier]);
+}
+
+/* The resident pieces of every level are the first of the next larger one's: sets are grown in that order, from one to
+ * the next. *out_over: level whose work arena came out larger than it was chosen for, and by how much. */
+static ps_status build_gpu_levels(ps_building *b, const ps_level_request *levels, const gpu_levels *g,
+                                  ps_level *out, uint32_t *out_over, uint64_t *out_bytes) {
+    const uint32_t n_tasks = g->n * PS_MAX_TIERS, n_workers = ps_crew_size(b->q->n_workers, n_tasks);
+    ps_resident_set set = {0};
+    rule_finding f = {.b = b, .levels = levels, .g = g};
+    ps_resident_set *sets = calloc(g->n, sizeof *sets);
+    f.rules = calloc(g->n, sizeof *f.rules);
+    f.status = calloc(g->n, sizeof *f.status);
+    f.errors = calloc(g->n, sizeof *f.errors);
+    f.caches = calloc(n_workers, sizeof *f.caches);
+    f.sets = sets;
+    ps_status status =
+        sets && f.rules && f.status && f.errors && f.caches ? PS_OK : ps_build_no_memory(b->err);
+    *out_over = UINT32_MAX;
+    if (!status)
+        status = ps_resident_init(&set, b->q->model, b->err);
+    for (uint32_t k = 0; k < g->n && !status; k++) {
+        status = ps_resident_grow(&set, &g->choice[g->order[k]].mix, b->err);
+        if (!status)
+            status = ps_resident_copy(&set, &sets[g->order[k]], b->err);
+    }
+    ps_resident_free(&set);
+    if (!status && !b->q->forced)
+        ps_crew_run(n_workers, n_tasks, find_rule, &f);
+    for (uint32_t k = 0; k < g->n && !status && *out_over == UINT32_MAX; k++) {
+        uint32_t i = g->order[k];
+        ps_level *level = &out[i];
+        for (uint32_t t = 0; t < PS_MAX_TIERS && !status; t++)
+            if ((status = f.status[i][t]) != PS_OK && b->err)
+                *b->err = f.errors[i][t];
+        if (!status)
+            status = ps_gpu_build(b, &levels[g->at[i]], &g->choice[i], &sets[i],
+                                  b->q->forced ? NULL : f.rules[i], level);
+        uint64_t all = level->vram_base_bytes + level->vram_work_bytes + level->vram_weight_bytes;
+        if (!status && all > level->budget_bytes) {
+            *out_over = i;
+            *out_bytes = all - level->budget_bytes;
+        }
+    }
+    for (uint32_t i = 0; i < g->n && sets; i++)
+        if (sets[i].model)
+            ps_resident_free(&sets[i]);
+    free(sets);
+    free(f.rules);
+    free(f.status);
+    free(f.errors);
+    free(f.caches);
+    return status;
+}
+
 static ps_candidate candidate_of(const ps_schedule *s) {
     return (ps_candidate){isfinite(s->workload_s), s->decode_s, s->prompt_s, s->workload_s};
 }
 
-static ps_status report_level(ps_building *b, const ps_level_request *lr, const gpu_levels *g, uint32_t i,
-                              const ps_level *level, bool smaller, ps_level_report *r) {
+/* Levels as they were built, and what is said of them. */
+typedef struct built_levels {
+    const ps_level *out;
+    const bool *smaller;
+    ps_level_report *reports;
+} built_levels;
+
+static ps_status report_level(const each *e, uint32_t i) {
+    const gpu_levels *g = e->g;
+    const built_levels *of = e->more;
+    const ps_level_request *lr = &e->levels[g->at[i]];
+    const ps_level *level = &of->out[i];
+    ps_level_report *r = &of->reports[i];
     ps_schedule families[PS_FAMILY_COUNT];
     const ps_schedule *c = &g->choice[i];
     ps_status status = ps_search_families(g->search[g->of[i]], lr, families);
@@ -262,9 +516,9 @@ static ps_status report_level(ps_building *b, const ps_level_request *lr, const 
                            .path = (ps_path)c->path,
                            .own_mix = c->left_out.n_attn || c->left_out.n_head || c->left_out.n_ffn,
                            .kv_policy = (ps_kv_policy)c->kv_policy,
-                           .smaller = smaller};
+                           .smaller = of->smaller[i]};
     memcpy(r->budget, lr->budget, sizeof r->budget);
-    r->chosen.workload_s = ps_plan_workload_s(b->q, level);
+    r->chosen.workload_s = ps_plan_workload_s(e->b->q, level);
     r->left_bytes =
         lr->budget_bytes - level->vram_base_bytes - level->vram_work_bytes - level->vram_weight_bytes;
     for (int f = 0; f < PS_FAMILY_COUNT && !status; f++)
@@ -297,13 +551,15 @@ ps_status ps_gpu_plan(ps_building *b, const ps_level_request *levels, const uint
     ps_status status = smaller && g->order && g->of && g->team && g->choice && g->search
                            ? open_searches(b, levels, g)
                            : ps_build_no_memory(b->err);
-    for (uint32_t i = 0; i < g->n && !status; i++) {
+    for (uint32_t i = 0; i < g->n && !status; i++)
         g->team[i] = levels[g->at[i]].n_threads;
-        status = choose(b, levels, g, i, PS_PATH_COUNT);
-        if (status == PS_E_INFEASIBLE)
-            *too_small = (ps_too_small){
-                .level = levels[g->at[i]], .vram = true, .is.memory_bytes = levels[g->at[i]].budget_bytes};
-    }
+    uint32_t failed = 0;
+    if (!status)
+        status = choose(b, levels, g, NULL, PS_PATH_COUNT, &failed);
+    if (status == PS_E_INFEASIBLE)
+        *too_small = (ps_too_small){.level = levels[g->at[failed]],
+                                    .vram = true,
+                                    .is.memory_bytes = levels[g->at[failed]].budget_bytes};
     if (!status && !b->q->forced)
         status = choose_teams(b, levels, g);
     if (!status && !b->q->forced)
@@ -315,8 +571,7 @@ ps_status ps_gpu_plan(ps_building *b, const ps_level_request *levels, const uint
         b->n_programs = kept.n_programs; /* of an earlier round */
         memset(out, 0, g->n * sizeof *out);
         order_levels(g);
-        /* About a third of the time, of few levels and of many. */
-        ps_plan_tell(b->q, 0.35, "building levels");
+        ps_plan_tell(b->q, 0.9, "building levels");
         status = build_gpu_levels(b, levels, g, out, &over, &bytes);
         settled = over == UINT32_MAX;
         if (status || settled)
@@ -326,11 +581,14 @@ ps_status ps_gpu_plan(ps_building *b, const ps_level_request *levels, const uint
     }
     if (!status && !settled)
         status = ps_error_set(b->err, PS_E_INTERNAL, "plan", "the levels' memory does not settle");
-    ps_plan_tell(b->q, 0.9, "comparing families");
+    ps_plan_tell(b->q, 0.97, "comparing families");
     if (!status && !b->q->forced)
         status = no_slower(b, levels, g, out, smaller);
-    for (uint32_t i = 0; i < g->n && !status && reports; i++)
-        status = report_level(b, &levels[g->at[i]], g, i, &out[i], smaller[i], &reports[i]);
+    built_levels of = {out, smaller, reports};
+    each say = {.b = b, .levels = levels, .g = g, .of_level = report_level, .more = &of};
+    if (!status && reports)
+        status = each_run(&say, &failed);
+    *looked_at += g->looked_at;
     for (uint32_t i = 0; i < g->n_searches; i++)
         *looked_at += ps_search_looked_at(g->search[i]);
     free(smaller);

@@ -368,8 +368,11 @@ ps_status ps_plan_auto_budgets(const ps_plan_request *q, uint64_t *out, uint32_t
     ps_search *s = NULL;
     if (!status)
         status = ps_search_new(&b, &level, &s);
-    if (!status)
+    if (!status) {
         status = ps_search_changes(s, &level, out, out_n);
+        if (status && err)
+            *err = *ps_search_error(s);
+    }
     ps_search_free(s);
     free(b.cache);
     return status;

@@ -45,7 +45,8 @@ typedef struct ps_plan_request {
     bool forced; /* levels with a GPU: of `family`; otherwise what is predicted fastest for the workload */
     ps_family family;
     uint32_t prompt_tokens, output_tokens; /* the workload of a sequence; 0: PS_PLAN_PROMPT, PS_PLAN_OUTPUT */
-    const char *tool, *created;            /* as in ps_plan */
+    uint32_t n_workers;         /* threads to plan on; 0: the caller's alone. The plan is the same bytes */
+    const char *tool, *created; /* as in ps_plan */
 } ps_plan_request;
 
 /* Why the first level that does not fit does not, and what by itself would, the other wishes unchanged. Exact: see plan/nearest.h. */

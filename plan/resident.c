@@ -246,6 +246,23 @@ static bool walk_next(ffn_walk *w) {
     return false;
 }
 
+ps_status ps_resident_copy(const ps_resident_set *set, ps_resident_set *out, ps_error *err) {
+    const uint32_t n_layers = set->model->n_layers;
+    *out = *set;
+    out->room = set->n;
+    out->pieces = calloc(set->n ? set->n : 1, sizeof *out->pieces);
+    out->ffn = calloc(n_layers, sizeof *out->ffn);
+    if (!out->pieces || !out->ffn) {
+        ps_resident_free(out);
+        *out = (ps_resident_set){0};
+        return ps_error_set(err, PS_E_NOMEM, "resident weights", "out of memory");
+    }
+    if (set->n)
+        memcpy(out->pieces, set->pieces, set->n * sizeof *out->pieces);
+    memcpy(out->ffn, set->ffn, n_layers * sizeof *out->ffn);
+    return PS_OK;
+}
+
 ps_status ps_resident_grow(ps_resident_set *set, const ps_resident_mix *mix, ps_error *err) {
     const ps_model *m = set->model;
     ffn_walk walk = {0};

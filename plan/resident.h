@@ -88,6 +88,8 @@ typedef struct ps_resident_set {
 /* Empty set. Errors: PS_E_NOMEM. */
 ps_status ps_resident_init(ps_resident_set *set, const ps_model *model, ps_error *err);
 void ps_resident_free(ps_resident_set *set);
+/* Another of the same. Errors: PS_E_NOMEM. */
+ps_status ps_resident_copy(const ps_resident_set *set, ps_resident_set *out, ps_error *err);
 /* Add what the set has less of than the mix. What one call adds of a matrix is one piece. Errors: PS_E_NOMEM. */
 ps_status ps_resident_grow(ps_resident_set *set, const ps_resident_mix *mix, ps_error *err);
 

@@ -257,12 +257,13 @@ ps_status ps_search_new(ps_building *b, const ps_level_request *lr, ps_search **
     ps_search *s = calloc(1, sizeof *s);
     if (!s)
         return ps_build_no_memory(b->err);
-    s->b = b;
+    s->own = (ps_building){.q = b->q, .err = &s->error, .cache = calloc(1, sizeof *s->own.cache)};
+    s->b = &s->own;
     s->lr = *lr;
-    ps_status status = ps_trial_new(b, lr, &s->trial);
+    ps_status status = s->own.cache ? ps_trial_new(s->b, lr, &s->trial) : ps_build_no_memory(&s->error);
     uint64_t work = 0, kv = 0, weights = 0;
     if (!status)
-        status = ps_gpu_least(b, lr, &work, &s->least);
+        status = ps_gpu_least(s->b, lr, &work, &s->least);
     if (!status) {
         const ps_resident_units *u = ps_trial_units(s->trial);
         for (uint32_t l = 0; l < u->model->n_layers; l++) {
@@ -300,6 +301,8 @@ ps_status ps_search_new(ps_building *b, const ps_level_request *lr, ps_search **
         s->last = s->last > s->least ? s->last : s->least;
     }
     if (status) {
+        if (b->err)
+            *b->err = s->error;
         ps_search_free(s);
         return status;
     }
@@ -311,8 +314,13 @@ void ps_search_free(ps_search *s) {
     if (!s)
         return;
     ps_trial_free(s->trial);
+    free(s->own.cache);
     free(s->found);
     free(s);
+}
+
+const ps_error *ps_search_error(const ps_search *s) {
+    return &s->error;
 }
 
 bool ps_search_same(const ps_search *s, const ps_level_request *lr) {
@@ -344,6 +352,62 @@ ps_status ps_search_solve(ps_search *s, const ps_level_request *lr, ps_path path
     bool feasible;
     ps_status status = best_below(s, avail_of(s, lr), n_threads, path, out, &feasible);
     return status || feasible ? status : ps_error_set(s->b->err, PS_E_INFEASIBLE, lr->budget, "does not fit");
+}
+
+/* The base below a budget and three neighbours, as far as the one behind the base behind it; then the families, at each point from there
+ * to the one behind the budget, and at the budget. */
+bool ps_search_piece_at(const ps_search *s, const ps_level_request *lr, uint32_t i, ps_search_piece *out) {
+    enum { BASES = 4 };
+    static const int bases[BASES] = {0, 1, 2, -1};
+    uint64_t n, avail = avail_of(s, lr), bytes = avail < s->last ? avail : s->last;
+    if (!point_below(s, bytes, &n))
+        return false;
+    const uint64_t first = n / s->per_cell * s->per_cell, at = first + 1 + (i - (uint64_t)BASES);
+    out->in_full = i < BASES;
+    if (i < BASES)
+        out->avail_bytes = point_bytes(s, bases[i] < 0 ? first - (first ? s->per_cell : 0)
+                                                       : first + (uint64_t)bases[i] * s->per_cell);
+    else
+        out->avail_bytes = at > n + 1 ? bytes : point_bytes(s, at);
+    return i < BASES || at <= n + 2;
+}
+
+ps_status ps_search_twin(const ps_search *s, ps_search **out, ps_error *err) {
+    ps_search *x = calloc(1, sizeof *x);
+    if (!x)
+        return ps_build_no_memory(err);
+    *x = *s;
+    x->own = (ps_building){.q = s->b->q, .err = &x->error, .cache = calloc(1, sizeof *x->own.cache)};
+    x->b = &x->own;
+    x->error = (ps_error){0};
+    x->trial = NULL;
+    x->found = NULL;
+    x->n_found = x->room = 0;
+    x->looked_at = 0;
+    ps_status status =
+        x->own.cache ? ps_trial_twin(s->trial, x->b, &x->trial) : ps_build_no_memory(&x->error);
+    if (status) {
+        if (err)
+            *err = x->error;
+        ps_search_free(x);
+        return status;
+    }
+    *out = x;
+    return PS_OK;
+}
+
+void ps_search_ahead(const ps_search *s, uint32_t n_threads, const ps_search_piece *piece) {
+    ps_search *x = NULL;
+    ps_schedule c[PS_FAMILY_COUNT];
+    uint32_t n = 0;
+    bool feasible;
+    if (ps_search_twin(s, &x, NULL) != PS_OK)
+        return;
+    if (piece->in_full)
+        (void)ps_climb_in_full(x, piece->avail_bytes, n_threads, PS_PATH_COUNT, &c[0], &feasible);
+    else
+        (void)add_families(x, piece->avail_bytes, n_threads, PS_PATH_COUNT, c, &n);
+    ps_search_free(x);
 }
 
 ps_status ps_search_with_team(ps_search *s, const ps_schedule *c, uint32_t n_threads, double *out_s) {

@@ -14,9 +14,26 @@ extern "C" {
 typedef struct ps_search ps_search;
 
 /* For all levels of the context and the sequences of lr. The building's request is borrowed. Errors: PS_E_NOMEM,
- * PS_E_INFEASIBLE. One thread at a time. */
+ * PS_E_INFEASIBLE. One thread at a time; each search may have its own. */
 ps_status ps_search_new(ps_building *b, const ps_level_request *lr, ps_search **out);
 void ps_search_free(ps_search *s);
+/* What the search's last error was. */
+const ps_error *ps_search_error(const ps_search *s);
+
+/* Another search for the same levels that has found nothing yet, for another thread; what is known of schedules both know. s lives
+ * longer. Errors: PS_E_NOMEM. */
+ps_status ps_search_twin(const ps_search *s, ps_search **out, ps_error *err);
+
+/* Part of what ps_search_solve looks at: a point in full, or the families there. */
+typedef struct ps_search_piece {
+    uint64_t avail_bytes; /* beside base */
+    bool in_full;
+} ps_search_piece;
+/* Pieces for a level, from 0 on, the longest first. False: there are no more. */
+bool ps_search_piece_at(const ps_search *s, const ps_level_request *lr, uint32_t i, ps_search_piece *out);
+/* Do a piece, on any thread and beside others, but not beside other calls of the search. It changes nothing but how much is left to find
+ * out. Errors are for whoever comes to them. */
+void ps_search_ahead(const ps_search *s, uint32_t n_threads, const ps_search_piece *piece);
 /* From now on for the only level of its plan: what is resident need not be on a path that others share. Of models of few layers
  * that makes a difference; of others it changes nothing. */
 void ps_search_alone(ps_search *s);

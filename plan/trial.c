@@ -7,6 +7,7 @@
 
 #include "core/checked.h"
 #include "plan/bounds.h"
+#include "plan/known.h"
 #include "plan/memory.h"
 
 enum { DEFAULT_STEP = 16384 };
@@ -15,21 +16,19 @@ enum { DEFAULT_STEP = 16384 };
 typedef struct key {
     ps_rule rule;
     ps_resident_mix mix;
-    uint32_t tokens, n_kv, n_threads, spare;
+    uint32_t tokens, n_kv, n_threads, tile; /* tile: of the caches, 0 where it makes no difference */
 } key;
 
-/* What was found: each once it is asked for. */
-typedef struct entry {
-    key of;
-    uint64_t work_bytes; /* UINT64_MAX: no program */
-    double empty_s, full_s;
-    bool has_work, has_empty, has_full;
-} entry;
+typedef struct words {
+    uint64_t *at;
+    size_t n, room;
+} words;
 
 struct ps_trial {
     ps_building b; /* of its own: what is tried leaves nothing in the plan */
     ps_plan plan;
     ps_level_request lr;
+    bool twin;       /* arena, kv_bytes, kinds and known are another's */
     ps_arena *arena; /* as long as the trial */
     ps_resident_units units;
     uint64_t *kv_bytes;
@@ -37,10 +36,15 @@ struct ps_trial {
     uint64_t kv_end[PS_SPACE_COUNT];
     uint32_t n_kv, tile; /* of kv; tile 0: none yet */
     bool exactly;
+    bool windows;        /* layers have them: how large a cache is depends on the tile */
     ps_resident_set set; /* model NULL: none yet */
-    entry *entries;
-    uint32_t *slots; /* hash table of indices + 1 */
-    uint32_t n, room;
+    uint32_t *kinds;     /* [n_layers] the first layer that is like this one but for where its weights are */
+    ps_known *known;
+    words words; /* a key that is being written */
+    struct {
+        words of; /* what decided it, but for the tokens; none: there is no program */
+        uint32_t program;
+    } tiles; /* the program of a step over tiles, of building b: their number makes no difference to it */
 };
 
 uint64_t ps_longest_step(const ps_plan_request *q, const ps_level_request *lr) {
@@ -102,12 +106,16 @@ void ps_trial_free(ps_trial *t) {
     free(t->b.programs);
     ps_arena_free(t->b.work);
     ps_arena_free(t->plan.arena);
-    ps_arena_free(t->arena);
     free(t->kv);
     if (t->set.model)
         ps_resident_free(&t->set);
-    free(t->entries);
-    free(t->slots);
+    free(t->words.at);
+    free(t->tiles.of.at);
+    if (!t->twin) {
+        free(t->kinds);
+        ps_known_free(t->known);
+        ps_arena_free(t->arena);
+    }
     free(t);
 }
 
@@ -121,10 +129,14 @@ ps_status ps_trial_new(ps_building *b, const ps_level_request *lr, ps_trial **ou
     t->arena = ps_arena_new(UINT64_MAX);
     t->kv = calloc(m->n_layers, sizeof *t->kv);
     t->kv_bytes = t->arena ? ps_arena_array(t->arena, m->n_layers, sizeof *t->kv_bytes) : NULL;
-    t->room = 64;
-    t->entries = calloc(t->room, sizeof *t->entries);
-    t->slots = calloc(2 * (size_t)t->room, sizeof *t->slots);
-    ps_status status = t->kv && t->kv_bytes && t->entries && t->slots ? PS_OK : ps_build_no_memory(b->err);
+    t->kinds = calloc(m->n_layers, sizeof *t->kinds);
+    t->known = ps_known_new();
+    ps_status status = t->kv && t->kv_bytes && t->kinds && t->known ? PS_OK : ps_build_no_memory(b->err);
+    for (uint32_t l = 0; l < m->n_layers && !status; l++)
+        t->windows |= m->layers[l].window != 0;
+    for (uint32_t l = 1; l < m->n_layers && !status; l++)
+        while (t->kinds[l] < l && !ps_layers_alike(m, t->kinds[l], l))
+            t->kinds[l]++;
     if (!status)
         status = ps_resident_units_of(m, t->arena, &t->units, b->err);
     if (!status) {
@@ -146,6 +158,29 @@ ps_status ps_trial_new(ps_building *b, const ps_level_request *lr, ps_trial **ou
     return PS_OK;
 }
 
+ps_status ps_trial_twin(const ps_trial *of, ps_building *b, ps_trial **out) {
+    ps_trial *t = calloc(1, sizeof *t);
+    if (!t)
+        return ps_build_no_memory(b->err);
+    t->lr = of->lr;
+    t->b = (ps_building){.q = b->q, .err = b->err, .plan = &t->plan, .cache = b->cache};
+    t->twin = true;
+    t->arena = of->arena;
+    t->units = of->units;
+    t->kv_bytes = of->kv_bytes;
+    t->exactly = of->exactly;
+    t->windows = of->windows;
+    t->kinds = of->kinds;
+    t->known = of->known;
+    t->kv = calloc(b->q->model->n_layers, sizeof *t->kv);
+    if (!t->kv) {
+        ps_trial_free(t);
+        return ps_build_no_memory(b->err);
+    }
+    *out = t;
+    return PS_OK;
+}
+
 void ps_trial_exactly(ps_trial *t) {
     t->exactly = true;
 }
@@ -160,60 +195,33 @@ const uint64_t *ps_trial_kv_bytes(const ps_trial *t) {
 
 /* ---- one tier ---- */
 
-static uint32_t hash_of(const key *k) {
-    uint32_t words[sizeof *k / 4], h = 2166136261u;
-    memcpy(words, k, sizeof words);
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
-        h = (h ^ words[i]) * 16777619u;
-    return h ^ h >> 15;
-}
-
-/* The entry of a key, made where there is none; NULL: no memory. It stays where it is until the next call. */
-static entry *entry_of(ps_trial *t, const key *k) {
-    uint32_t mask = 2 * t->room - 1, i = hash_of(k) & mask;
-    for (; t->slots[i]; i = (i + 1) & mask)
-        if (memcmp(&t->entries[t->slots[i] - 1].of, k, sizeof *k) == 0)
-            return &t->entries[t->slots[i] - 1];
-    if (t->n == t->room) {
-        entry *grown = realloc(t->entries, 2 * (size_t)t->room * sizeof *grown);
-        uint32_t *slots = calloc(4 * (size_t)t->room, sizeof *slots);
-        if (grown)
-            t->entries = grown;
-        if (!grown || !slots) {
-            free(slots);
-            return NULL;
-        }
-        free(t->slots);
-        t->slots = slots;
-        t->room *= 2;
-        mask = 2 * t->room - 1;
-        for (uint32_t e = 0; e < t->n; e++) {
-            for (i = hash_of(&t->entries[e].of) & mask; t->slots[i]; i = (i + 1) & mask)
-                ;
-            t->slots[i] = e + 1;
-        }
-        for (i = hash_of(k) & mask; t->slots[i]; i = (i + 1) & mask)
-            ;
-    }
-    t->entries[t->n] = (entry){.of = *k};
-    t->slots[i] = ++t->n;
-    return &t->entries[t->n - 1];
-}
-
 /* Nothing that was tried is kept. */
-static ps_status again(ps_trial *t) {
+static ps_status anew(ps_trial *t) {
     free(t->b.programs);
     ps_arena_free(t->b.work);
     ps_arena_free(t->plan.arena);
     t->b.programs = NULL;
     t->b.n_programs = t->b.room = 0;
+    t->tiles.of.n = 0;
     t->b.work = ps_arena_new(UINT64_MAX);
     t->plan.arena = ps_arena_new(UINT64_MAX);
     return t->b.work && t->plan.arena ? PS_OK : ps_build_no_memory(t->b.err);
 }
 
+/* Some things that were tried are kept, as long as they are few: the program of steps over tiles may be asked for again. */
+static ps_status again(ps_trial *t) {
+    enum { KEPT_BYTES = 4 << 20 };
+    const bool few = t->b.work && t->plan.arena && t->tiles.of.n &&
+                     ps_arena_used(t->b.work) + ps_arena_used(t->plan.arena) < KEPT_BYTES;
+    return few ? PS_OK : anew(t);
+}
+
+static uint32_t tile_of(uint32_t max_step) {
+    return max_step < PS_TILE_TOKENS ? max_step : PS_TILE_TOKENS;
+}
+
 static ps_status settle(ps_trial *t, const key *k, uint32_t max_step) {
-    uint32_t tile = max_step < PS_TILE_TOKENS ? max_step : PS_TILE_TOKENS;
+    uint32_t tile = tile_of(max_step);
     if (!t->tile || t->n_kv != k->n_kv || t->tile != tile) {
         ps_memory_kv(t->b.q->model, t->lr.bucket_tokens, tile, t->lr.n_seqs, k->n_kv, t->kv, t->kv_end);
         t->tile = tile;
@@ -227,7 +235,7 @@ static ps_status settle(ps_trial *t, const key *k, uint32_t max_step) {
     return status ? status : ps_resident_grow(&t->set, &k->mix, t->b.err);
 }
 
-static key key_of(const ps_schedule *s, const ps_rule *rule, uint32_t tokens) {
+static key key_of(const ps_trial *t, const ps_schedule *s, const ps_rule *rule, uint32_t tokens) {
     key k;
     memset(&k, 0, sizeof k);
     k.rule = *rule;
@@ -235,23 +243,141 @@ static key key_of(const ps_schedule *s, const ps_rule *rule, uint32_t tokens) {
     k.tokens = tokens;
     k.n_kv = s->n_kv;
     k.n_threads = s->n_threads;
+    if (t->windows && tokens > PS_PLAN_DECODE_TOKENS) /* steps of few rows fill no cache's slot */
+        k.tile = tile_of(s->max_step);
     return k;
 }
 
-/* Fill in what is wanted of a tier. */
-static ps_status find(ps_trial *t, const ps_schedule *s, const ps_rule *rule, uint32_t tokens, bool work,
-                      bool empty, bool full, entry *out) {
-    key k = key_of(s, rule, tokens);
-    entry *e = entry_of(t, &k);
-    if (!e)
-        return ps_build_no_memory(t->b.err);
-    work = work && !e->has_work;
-    empty = empty && !e->has_empty;
-    full = full && !e->has_full;
-    if (!work && !empty && !full) {
-        *out = *e;
-        return PS_OK;
+static bool add_words(words *w, const uint64_t *more, size_t n) {
+    if (n > w->room - w->n) {
+        size_t room = 2 * w->room + n;
+        uint64_t *grown = realloc(w->at, room * sizeof *grown);
+        if (!grown)
+            return false;
+        w->at = grown;
+        w->room = room;
     }
+    memcpy(w->at + w->n, more, n * sizeof *more);
+    w->n += n;
+    return true;
+}
+
+static bool add_parts(words *t, const ps_place_part *parts, uint32_t n) {
+    bool ok = true;
+    for (uint32_t i = 0; i < n && ok; i++)
+        ok = add_words(t, (const uint64_t[]){parts[i].where, parts[i].first, parts[i].n}, 3);
+    return ok;
+}
+
+static bool streams(const ps_place_part *parts, uint32_t n) {
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++)
+        any |= parts[i].where == PS_WHERE_STREAM;
+    return any;
+}
+
+static bool same_place(const ps_layer_place *a, const ps_layer_place *b) {
+    return a->attn == b->attn && a->kv_slot == b->kv_slot && a->kv_host == b->kv_host &&
+           a->n_parts == b->n_parts && memcmp(a->part, b->part, a->n_parts * sizeof a->part[0]) == 0;
+}
+
+/* What decides a tier's program once everything has its place: rules often come to the same places. For the work arena it is of no
+ * account how many layers follow each other alike, once they are so many that the rounds of their block that are looked at
+ * (deps.c) are all in the middle; steps over tiles have a block for each layer. */
+static bool key_of_places(ps_trial *t, const key *k, const ps_placing *p, bool work) {
+    enum { MANY = 16 };
+    const uint32_t n_layers = t->b.q->model->n_layers,
+                   many = work && k->tokens <= PS_TILE_TOKENS ? MANY : UINT32_MAX;
+    bool slots = streams(p->head, p->n_head);
+    for (uint32_t l = 0; l < n_layers && !slots; l++)
+        slots = p->layers[l].attn == PS_WHERE_STREAM || streams(p->layers[l].part, p->layers[l].n_parts);
+    words *w = &t->words;
+    w->n = 0;
+    bool ok = add_words(w,
+                        (const uint64_t[]){k->tokens, work, k->n_threads, slots ? p->n_slots : 0,
+                                           slots ? p->range_bytes : 0, p->carry, p->kv_slot_bytes, p->n_head},
+                        8) &&
+              add_parts(w, p->head, p->n_head);
+    if (ok && !work) /* times also depend on what is resident, and on where caches are */
+        ok = add_words(
+            w, (const uint64_t[]){p->max_direct, k->mix.n_attn, k->mix.n_head, k->mix.n_ffn, k->n_kv}, 5);
+    for (uint32_t l = 0, next; l < n_layers && ok; l = next) {
+        const ps_layer_place *at = &p->layers[l];
+        for (next = l + 1;
+             next < n_layers && t->kinds[next] == t->kinds[l] && same_place(at, &p->layers[next]);)
+            next++;
+        ok = add_words(w,
+                       (const uint64_t[]){t->kinds[l], next - l < many ? next - l : many, at->attn,
+                                          at->kv_slot, at->kv_host, at->n_parts},
+                       6) &&
+             add_parts(w, at->part, at->n_parts);
+    }
+    return ok;
+}
+
+/* The bytes of the work arena. Steps of more tiles than the last ones, all else alike, have its program. */
+static ps_status work_of(ps_trial *t, const ps_lower_request *r, uint64_t *out) {
+    ps_tier tier = {0};
+    uint64_t end[2] = {0, 0}, none[2] = {0, 0};
+    const words *w = &t->words; /* the tokens, and all the rest */
+    words *of = &t->tiles.of;
+    ps_status status = PS_OK;
+    if (r->max_tokens <= PS_TILE_TOKENS) {
+        status = ps_build_tier(&t->b, r, t->b.work, none, &tier, end);
+    } else {
+        if (of->n != w->n - 1 || memcmp(of->at, w->at + 1, of->n * sizeof *of->at) != 0) {
+            of->n = 0;
+            status = ps_build_program(&t->b, r, &t->tiles.program);
+            if (!status && !add_words(of, w->at + 1, w->n - 1))
+                status = ps_build_no_memory(t->b.err);
+        }
+        tier.program = t->tiles.program;
+        if (!status)
+            status = ps_build_places(&t->b, r, t->b.work, none, &tier, end);
+    }
+    *out = status ? UINT64_MAX : end[PS_SPACE_VRAM];
+    return status;
+}
+
+/* What is wanted of a tier whose places are settled, by lowering it. */
+static ps_status lower_and_try(ps_trial *t, const ps_lower_request *r, bool work, bool empty, bool full,
+                               double most_s, ps_tier_known *e) {
+    ps_error *err = t->b.err;
+    ps_program p;
+    ps_status status = PS_OK;
+    uint64_t after = r->max_tokens <= t->lr.n_seqs ? 1 : r->max_tokens,
+             all = t->lr.bucket_tokens > after ? t->lr.bucket_tokens : after;
+    if (work) {
+        status = work_of(t, r, &e->work_bytes);
+        e->has_work = true;
+    }
+    if (status == PS_E_NOMEM || (!empty && !full))
+        return status;
+    status = ps_lower(r, t->plan.arena, &p, err);
+    double s[2] = {INFINITY, INFINITY};
+    e->has_empty = empty;
+    e->has_full = full;
+    if (!status && empty && full) {
+        status = ps_build_both_s(r, &p, (const uint64_t[]){after, all}, most_s, s, &e->least_s, err);
+        e->has_empty = e->has_full = status || isfinite(s[0]); /* or it was not worth while */
+    } else if (!status) {
+        status = ps_build_step_s(r, &p, empty ? after : all, empty ? &s[0] : &s[1], err);
+    }
+    e->empty_s = status ? INFINITY : s[0];
+    e->full_s = status ? INFINITY : s[1];
+    return status;
+}
+
+/* Fill in what is wanted of a tier: its work arena, or times. Both times may be left out where their mean is most_s or more. */
+static ps_status find(ps_trial *t, const ps_schedule *s, const ps_rule *rule, uint32_t tokens, bool work,
+                      bool empty, bool full, double most_s, ps_tier_known *out) {
+    key k = key_of(t, s, rule, tokens);
+    *out = ps_known_get(t->known, &k, sizeof k);
+    work = work && !out->has_work;
+    empty = empty && !out->has_empty;
+    full = full && !out->has_full;
+    if ((!work && !empty && !full) || (empty && full && out->least_s >= most_s))
+        return PS_OK;
     ps_status status = again(t);
     if (!status)
         status = settle(t, &k, s->max_step);
@@ -261,58 +387,43 @@ static ps_status find(ps_trial *t, const ps_schedule *s, const ps_rule *rule, ui
     at.n_threads = s->n_threads;
     ps_lower_request r = ps_build_request(t->b.q, &at, tokens);
     r.cache = t->b.cache;
+    r.kinds = t->kinds;
     const ps_level level = {.budget_bytes = 1, /* that there is a GPU */
                             .kv = t->kv,
                             .n_resident = t->set.n,
                             .resident = t->set.pieces};
     ps_placing placing;
-    ps_error *err = t->b.err;
     r.level = &level;
-    status = ps_rule_place(rule, &r, &t->set, t->kv, t->b.work, &placing, err);
+    status = ps_rule_place(rule, &r, &t->set, t->kv, t->b.work, &placing, t->b.err);
+    if (status)
+        return status;
     r.place = &placing;
     r.max_direct = placing.max_direct;
-    if (!status && work) {
-        ps_tier tier = {0};
-        uint64_t end[2] = {0, 0}, none[2] = {0, 0};
-        status = ps_build_tier(&t->b, &r, t->b.work, none, &tier, end);
-        e->work_bytes = status ? UINT64_MAX : end[PS_SPACE_VRAM];
-        e->has_work = true;
+    if (!key_of_places(t, &k, &placing, work))
+        return ps_build_no_memory(t->b.err);
+    const size_t n_bytes = t->words.n * sizeof *t->words.at;
+    ps_tier_known e = ps_known_get(t->known, t->words.at, n_bytes);
+    const bool slow = empty && full && !e.has_empty && e.least_s >= most_s;
+    if (!slow && ((work && !e.has_work) || (empty && !e.has_empty) || (full && !e.has_full))) {
+        e = (ps_tier_known){0};
+        status = lower_and_try(t, &r, work, empty, full, most_s, &e);
+        if (status == PS_E_NOMEM)
+            return status;
+        if (status && t->b.err) /* a point of the space that has no program */
+            *t->b.err = (ps_error){0};
+        if (!ps_known_put(t->known, t->words.at, n_bytes, &e))
+            return ps_build_no_memory(t->b.err);
     }
-    if (!status && (empty || full)) {
-        ps_program p;
-        const ps_program *program = &p;
-        if (work)
-            program = &t->b.programs[t->b.n_programs - 1].program;
-        else
-            status = ps_lower(&r, t->plan.arena, &p, err);
-        uint64_t after = tokens <= t->lr.n_seqs ? 1 : tokens;
-        if (!status && empty) {
-            status = ps_build_step_s(&r, program, after, &e->empty_s, err);
-            e->has_empty = true;
-        }
-        if (!status && full) {
-            uint64_t all = t->lr.bucket_tokens > after ? t->lr.bucket_tokens : after;
-            status = ps_build_step_s(&r, program, all, &e->full_s, err);
-            e->has_full = true;
-        }
-    }
-    if (status == PS_E_NOMEM)
-        return status;
-    if (status) { /* a point of the space that has no program */
-        e->work_bytes = UINT64_MAX;
-        e->empty_s = e->full_s = INFINITY;
-        e->has_work = e->has_empty = e->has_full = true;
-        if (err)
-            *err = (ps_error){0};
-    }
-    *out = *e;
+    if (!ps_known_put(t->known, &k, sizeof k, &e))
+        return ps_build_no_memory(t->b.err);
+    *out = ps_known_get(t->known, &k, sizeof k);
     return PS_OK;
 }
 
 ps_status ps_trial_tier_s(ps_trial *t, const ps_schedule *s, const ps_rule *rule, uint32_t tokens,
                           double *out_empty_s, double *out_full_s) {
-    entry e;
-    ps_status status = find(t, s, rule, tokens, false, true, true, &e);
+    ps_tier_known e;
+    ps_status status = find(t, s, rule, tokens, false, true, true, INFINITY, &e);
     if (!status) {
         *out_empty_s = e.empty_s;
         *out_full_s = e.full_s;
@@ -350,8 +461,8 @@ ps_status ps_trial_work(ps_trial *t, const ps_schedule *asked, bool exact, uint6
         if (!exact && i + 1 < n && tiers[i] > 2 * PS_PLAN_DECODE_TOKENS)
             continue;
         ps_rule rule = ps_schedule_rule(t->b.q, &t->lr, s, tiers[i]);
-        entry e;
-        ps_status status = find(t, s, &rule, tiers[i], true, false, false, &e);
+        ps_tier_known e;
+        ps_status status = find(t, s, &rule, tiers[i], true, false, false, INFINITY, &e);
         if (status)
             return status;
         *out = e.work_bytes > *out ? e.work_bytes : *out;
@@ -367,22 +478,36 @@ bool ps_trial_fill(const ps_trial *t, ps_schedule *s, uint64_t avail_bytes) {
                             &s->mix, &s->n_kv);
 }
 
-ps_status ps_trial_time(ps_trial *t, ps_schedule *s) {
+ps_status ps_trial_time_below(ps_trial *t, ps_schedule *s, double below_s) {
     const ps_plan_request *q = t->b.q;
     uint32_t decode = ps_decode_tokens(&t->lr, s->max_step),
              prompt = ps_prompt_tokens(q, &t->lr, s->max_step);
     double output = q->output_tokens ? (double)q->output_tokens : PS_PLAN_OUTPUT;
+    const double steps = output * ceil((double)t->lr.n_seqs / decode),
+                 prompts = (double)t->lr.n_seqs * ceil(prompt_of(q, &t->lr) / prompt);
     ps_rule second = ps_schedule_rule(q, &t->lr, s, prompt);
-    entry a, b;
-    ps_status status = find(t, s, &s->decode, decode, false, true, true, &a);
+    ps_tier_known a, b;
+    /* What is left for decoding, if the prompt's time is known already. */
+    const key k = key_of(t, s, &second, prompt);
+    b = ps_known_get(t->known, &k, sizeof k);
+    const double left_s = below_s - (b.has_empty && isfinite(b.empty_s) ? prompts * b.empty_s : 0);
+    ps_status status = find(t, s, &s->decode, decode, false, true, true, left_s / steps, &a);
+    if (!status && !(a.has_empty && a.has_full)) {
+        s->decode_s = s->prompt_s = s->workload_s = INFINITY;
+        return PS_OK;
+    }
     if (!status)
-        status = find(t, s, &second, prompt, false, true, false, &b);
+        status = find(t, s, &second, prompt, false, true, false, INFINITY, &b);
     if (status)
         return status;
     s->decode_s = (a.empty_s + a.full_s) / 2;
-    s->prompt_s = (double)t->lr.n_seqs * ceil(prompt_of(q, &t->lr) / prompt) * b.empty_s;
-    s->workload_s = output * ceil((double)t->lr.n_seqs / decode) * s->decode_s + s->prompt_s;
+    s->prompt_s = prompts * b.empty_s;
+    s->workload_s = steps * s->decode_s + s->prompt_s;
     return PS_OK;
+}
+
+ps_status ps_trial_time(ps_trial *t, ps_schedule *s) {
+    return ps_trial_time_below(t, s, INFINITY);
 }
 
 ps_status ps_trial_bound(ps_trial *t, uint64_t avail_bytes, uint32_t n_threads, double *out_s) {
@@ -419,7 +544,7 @@ ps_status ps_trial_uses_cpu(ps_trial *t, const ps_schedule *s, bool *out) {
     *out = false;
     for (int i = 0; i < 2; i++) {
         ps_rule rule = ps_schedule_rule(t->b.q, &t->lr, s, tokens[i]);
-        key k = key_of(s, &rule, tokens[i]);
+        key k = key_of(t, s, &rule, tokens[i]);
         ps_status status = again(t);
         if (!status)
             status = settle(t, &k, s->max_step);

@@ -16,6 +16,9 @@ typedef struct ps_trial ps_trial;
 /* For levels of the context and the sequences of lr; building, its request and lr are borrowed. Errors: PS_E_NOMEM,
  * PS_E_INFEASIBLE (a cache of more than 2^64 bytes). One thread at a time. */
 ps_status ps_trial_new(ps_building *b, const ps_level_request *lr, ps_trial **out);
+/* Another one for the same levels, for another thread: what either finds out both know. It has building's error and cache; all else
+ * is borrowed from t, which lives longer. Errors: PS_E_NOMEM. */
+ps_status ps_trial_twin(const ps_trial *t, ps_building *b, ps_trial **out);
 void ps_trial_free(ps_trial *t);
 const ps_resident_units *ps_trial_units(const ps_trial *t);
 const uint64_t *ps_trial_kv_bytes(const ps_trial *t); /* [n_layers] of all sequences, aligned */
@@ -39,6 +42,8 @@ ps_status ps_trial_work(ps_trial *t, const ps_schedule *s, bool exact, uint64_t 
 bool ps_trial_fill(const ps_trial *t, ps_schedule *s, uint64_t avail_bytes);
 /* The schedule's predicted times, infinite where there is no program. Errors: PS_E_NOMEM. */
 ps_status ps_trial_time(ps_trial *t, ps_schedule *s);
+/* The same, or infinite where the workload takes below_s or longer. */
+ps_status ps_trial_time_below(ps_trial *t, ps_schedule *s, double below_s);
 /* Times of one tier under a rule, with the residents and homes of s. */
 ps_status ps_trial_tier_s(ps_trial *t, const ps_schedule *s, const ps_rule *rule, uint32_t tokens,
                           double *out_empty_s, double *out_full_s);

@@ -75,6 +75,9 @@ ps_status psplan_auto_budgets(const ps_plan_request *like, const ps_level_reques
 /* Threads of a level where none are asked for: all that the profile allows, with a GPU from eight on one less. */
 uint32_t psplan_default_threads(const ps_profile *profile, uint64_t budget_bytes);
 
+/* Threads to plan on: as many as this process may use. */
+uint32_t psplan_workers(void);
+
 /* "12.3 ms": three significant digits, for people. buf holds 32; returns buf. */
 char *psplan_time(double s, char *buf);
 

@@ -5,6 +5,7 @@
 
 #include "core/file.h"
 #include "kernels/kernel.h"
+#include "machine/limits.h"
 #include "machine/topology.h"
 #include "psplan.h"
 
@@ -358,6 +359,18 @@ uint32_t psplan_default_threads(const ps_profile *profile, uint64_t budget_bytes
     return budget_bytes != 0 && n >= 8 ? n - 1 : n;
 }
 
+uint32_t psplan_workers(void) {
+    ps_limits l;
+    uint32_t n = 0;
+    if (ps_limits_read("", &l, NULL) != PS_OK)
+        return 1;
+    for (uint32_t cpu = 0; cpu < PS_LIMIT_CPUS; cpu++)
+        n += ps_cpu_mask_has(&l.allowed, cpu);
+    if (l.cpu_quota > 0 && l.cpu_quota < n)
+        n = (uint32_t)l.cpu_quota;
+    return n ? n : 1;
+}
+
 /* Budgets where the schedule of the longest context changes. */
 static ps_status add_automatic(const ps_plan_request *like, wishes *w, ps_error *err) {
     ps_level_request level = {.n_seqs = w->workload.parallel,
@@ -442,6 +455,7 @@ int psplan_plan(int argc, char **argv) {
                                .family = w.family,
                                .prompt_tokens = w.workload.prompt,
                                .output_tokens = w.workload.output,
+                               .n_workers = psplan_workers(),
                                .tool = "psplan " PS_VERSION_STRING,
                                .created = created};
     psplan_progress_start(&progress);

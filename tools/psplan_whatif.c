@@ -144,6 +144,7 @@ static ps_plan_request request_of(const ps_profile *profile, const ps_cost_model
                              .family = q->family,
                              .prompt_tokens = q->workload.prompt,
                              .output_tokens = q->workload.output,
+                             .n_workers = psplan_workers(),
                              .tool = "psplan " PS_VERSION_STRING,
                              .created = "1970-01-01T00:00:00Z"};
 }

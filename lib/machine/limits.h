@@ -1,5 +1,5 @@
 /* Limits that the operating system puts on this process, read from /proc and the cgroup file systems.
- * Private to lib/machine; split from topology.c so that it can be tested without hwloc. */
+ * For lib/machine, and for programs that ask for nothing else; split from topology.c so that it can be tested without hwloc. */
 #ifndef PS_MACHINE_LIMITS_H
 #define PS_MACHINE_LIMITS_H
 

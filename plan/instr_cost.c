@@ -365,15 +365,29 @@ static double direct_bytes(const ps_lower_request *r, const ps_program *p, const
     return bytes;
 }
 
+/* Bytes of a cache in host memory that attention on the GPU reads there, of the rows that the step's tokens see. */
+static double kv_bytes(const ps_lower_request *r, const ps_instr *in, uint32_t layer, uint64_t kv_len) {
+    if (in->op != PS_OP_ATTENTION || in->kv != PS_KV_HOME || !r->level ||
+        r->level->kv[layer].space != PS_SPACE_HOST)
+        return 0;
+    const ps_layer *y = &r->model->layers[layer];
+    const double seqs = r->max_tokens <= r->n_seqs ? (double)r->max_tokens : 1;
+    double rows = seqs * (double)kv_len;
+    if (y->window && rows > seqs * y->window)
+        rows = seqs * y->window;
+    return rows * 2.0 * y->n_head_kv * ((double)y->head_dim_k + y->head_dim_v);
+}
+
 double ps_instr_bus_share(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,
                           uint64_t kv_len, double time_s) {
     const ps_instr *in = &p->instrs[instr];
     bool copy = in->op == PS_OP_COPY;
     if (in->queue == PS_QUEUE_CPU || !(time_s > 0))
         return 0;
-    double bytes = copy                                          ? copy_bytes(r, p, in, layer, kv_len)
-                   : in->queue == PS_QUEUE_GPU && reads_host(in) ? direct_bytes(r, p, in, layer)
-                                                                 : 0;
+    double bytes = copy ? copy_bytes(r, p, in, layer, kv_len)
+                   : in->queue == PS_QUEUE_GPU
+                       ? direct_bytes(r, p, in, layer) + kv_bytes(r, in, layer, kv_len)
+                       : 0;
     double rate = ps_cost_bus_bytes_per_s(r->cost, bus_of(in->queue), 16 << 20);
     return rate > 0 && bytes > 0 ? fmin(bytes / (rate * time_s), 1) : 0;
 }
@@ -414,6 +428,12 @@ static bool reads_weights(const ps_instr *in) {
     return reads;
 }
 
+/* Whether a GPU instruction may read the host's memory. That one reads caches there its share says; without shares weights alone are
+ * known. */
+static bool asks(const ps_contention *c, const ps_instr *gpu) {
+    return gpu->op != PS_OP_COPY && (c->bus_share || reads_host(gpu));
+}
+
 double ps_instr_speed(void *ctx, const ps_instr *const running[PS_QUEUE_COUNT], ps_queue q) {
     const ps_contention *c = ctx;
     const ps_instr *gpu = running[PS_QUEUE_GPU], *cpu = running[PS_QUEUE_CPU], *in = running[PS_QUEUE_H2D],
@@ -422,7 +442,7 @@ double ps_instr_speed(void *ctx, const ps_instr *const running[PS_QUEUE_COUNT], 
         if (!reads_weights(cpu))
             return 1;
         double speed = 1; /* beside a bus that nothing is asked of */
-        if (gpu && reads_host(gpu))
+        if (gpu && asks(c, gpu))
             speed = least(speed, ps_slowing_cpu(&c->by[PS_BUS_DIRECT], share_of(c, gpu)));
         if (in)
             speed = least(speed, ps_slowing_cpu(&c->by[PS_BUS_H2D], share_of(c, in)));
@@ -431,7 +451,7 @@ double ps_instr_speed(void *ctx, const ps_instr *const running[PS_QUEUE_COUNT], 
     bool reads = cpu && reads_weights(cpu);
     if (q == PS_QUEUE_D2H)
         return reads ? ps_slowing_bus(&c->by[PS_BUS_D2H], share_of(c, back)) : 1;
-    double direct = gpu && reads_host(gpu) ? share_of(c, gpu) : 0, copied = share_of(c, in);
+    double direct = gpu && asks(c, gpu) ? share_of(c, gpu) : 0, copied = share_of(c, in);
     double shared = larger(direct + copied, 1); /* copies and direct reads share one bus */
     if (shared > 1)
         return 1 / shared;

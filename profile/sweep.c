@@ -26,7 +26,7 @@ static const double round_frac[PS_VISITS] = {0.45, 0.55, 0.4, 0.8, 1, 1};
 /* A task in the order it is done. */
 typedef struct item {
     const ps_task *task;
-    int rank;        /* 0: a profile is nothing without it; 1: bus; 2: kernels */
+    int rank;        /* 0: a profile is nothing without it; 1: more of the bus; 2: kernels */
     int cost_class;  /* decade of the guessed cost; one class for all essential ones */
     uint32_t kernel; /* index into the catalogue */
     ps_dtype wtype;
@@ -131,9 +131,8 @@ static ps_status start(sweep *s, ps_error *err) {
     for (uint32_t i = 0; i < c->n_tasks; i++) {
         item *it = &s->items[i];
         it->task = &c->tasks[i];
-        it->rank = it->task->measure == PS_MEASURE_KERNEL                                     ? 2
-                   : it->task->measure == PS_MEASURE_COPY || ps_sweep_both(it->task->measure) ? 1
-                                                                                              : 0;
+        const bool bus = it->task->measure == PS_MEASURE_COPY || ps_sweep_both(it->task->measure);
+        it->rank = it->task->measure == PS_MEASURE_KERNEL ? 2 : bus && !it->task->essential ? 1 : 0;
         it->cost_class = it->task->essential ? 0 : (int)floor(log10(fmax(it->task->cost_s, 1e-9)));
         it->wtype = PS_DTYPE_NONE;
         if (c->tasks[i].measure == PS_MEASURE_KERNEL) {

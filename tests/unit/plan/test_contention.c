@@ -165,3 +165,42 @@ Test(contention, mixtures_partly_in_vram_ask_for_the_bus) {
     cr_assert_gt(partly_resident(PS_FAMILY_SPLIT), 0);
     cr_assert_gt(partly_resident(PS_FAMILY_DIRECT), 0);
 }
+
+/* Attention of the GPU over a cache in host memory asks for the bus, more the longer the cache; one over VRAM does not. */
+Test(contention, attention_over_the_host_s_cache_asks_for_the_bus) {
+    gpu_case c = gc_shape(&mb_llama3_8b);
+    ps_level_request level = gc_level((uint64_t)2400 << 20, 32768, 1, THREADS);
+    ps_plan_request q = gc_request(&c, &level, 1);
+    ps_error e = {0};
+    ps_plan *plan = NULL;
+    uint32_t n_host = 0, n_vram = 0;
+    q.forced = true;
+    q.family = PS_FAMILY_DIRECT;
+    q.max_step_tokens = 8;
+    cr_assert_eq(ps_plan_build(&q, &plan, NULL, &e), PS_OK, "%s: %s", e.subject, e.message);
+    const ps_level *l = &plan->levels[0];
+    const ps_program *p = &plan->programs[l->tiers[0].program];
+    const ps_lower_request r = ps_lower_request_of(l, &l->tiers[0], c.model, c.profile, c.cost);
+    double rate = ps_cost_bus_bytes_per_s(c.cost, PS_BUS_DIRECT, 16 << 20);
+    for (uint32_t b = 0; b < p->n_blocks; b++)
+        for (uint32_t k = p->blocks[b].instr0; k < p->blocks[b].instr0 + p->blocks[b].n_instrs; k++) {
+            const ps_instr *in = &p->instrs[k];
+            if (in->op != PS_OP_ATTENTION || in->queue != PS_QUEUE_GPU || in->kv != PS_KV_HOME)
+                continue;
+            for (uint32_t y = p->blocks[b].layer0; y < p->blocks[b].layer0 + p->blocks[b].n_layers; y++) {
+                const bool host = l->kv[y].space == PS_SPACE_HOST;
+                const ps_layer *m = &c.model->layers[y];
+                n_host += host, n_vram += !host;
+                for (uint64_t kv = 1024; kv <= 32768; kv *= 4) {
+                    double time_s = ps_instr_cost(&r, p, k, y, kv).time_s,
+                           bytes = 2.0 * m->n_head_kv * (double)(m->head_dim_k + m->head_dim_v) * (double)kv;
+                    near(ps_instr_bus_share(&r, p, k, y, kv, time_s),
+                         host ? fmin(bytes / (rate * time_s), 1) : 0, "of the bus");
+                }
+            }
+        }
+    cr_assert_gt(n_host, 0);
+    cr_assert_gt(n_vram, 0);
+    ps_plan_free(plan);
+    gc_close(&c);
+}

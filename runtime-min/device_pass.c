@@ -344,7 +344,10 @@ static ps_status launch_parts(ps_engine *e, uint32_t before, ps_error *err) {
         if (!passed) {
             status =
                 ps_device_passed(r->device, PS_EVENT_WINDOW + r->parts_passed % PS_RUN_WINDOW, &passed, err);
-            r->parts_passed += status == PS_OK && passed;
+            if (status == PS_OK && passed) {
+                r->parts_passed++;
+                r->progress_ns = ps_clock_ns();
+            }
         }
         if (status == PS_OK && passed) {
             status = ps_device_graph_launch(r->device, g->part[r->parts], err);

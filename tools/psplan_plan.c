@@ -271,7 +271,7 @@ static void warn_spills(const ps_profile *p, const wishes *w) {
     const uint64_t fast = ps_profile_fast_vram_bytes(&p->gpu);
     const char *above = NULL;
     bool vram = false;
-    char what[96], size[32];
+    char what[160], size[32];
     ps_format_bytes((double)fast, size);
     for (uint32_t i = 0; i < w->budgets.n; i++) {
         vram = vram || w->budgets.bytes[i] != 0;

@@ -5,6 +5,7 @@
 
 #include "cli.h"
 #include "core/options.h"
+#include "core/text.h"
 #include "pssynth.h"
 
 #define NUMBER_ROW(field, option, lo, hi, text)                                                              \
@@ -139,8 +140,9 @@ int main(int argc, char **argv) {
         raise(stop_signal);
     }
     if (status == PS_OK) {
+        char size[32];
         ps_cli_name(stderr, path);
-        fprintf(stderr, ": %s, %.1f MiB\n", shape.preset, (double)bytes * 0x1p-20);
+        fprintf(stderr, ": %s, %s\n", shape.preset, ps_format_bytes((double)bytes, size));
     }
     return ps_cli_finish("pssynth", status, &err);
 }

@@ -1,6 +1,7 @@
 /* Progress line with time left. */
 #include "core/progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -9,6 +10,12 @@ enum { PROGRESS_REDRAW_NS = 100000000, PROGRESS_BAR = 24 };
 
 void ps_progress_start(ps_progress *p, FILE *out) {
     *p = (ps_progress){.out = out != NULL && isatty(fileno(out)) ? out : NULL, .start_ns = ps_clock_ns()};
+}
+
+/* Columns of the terminal; 80 where it does not say. */
+static size_t columns(FILE *out) {
+    struct winsize size = {0};
+    return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 void ps_progress_update(ps_progress *p, double done_frac, const char *label) {
@@ -25,10 +32,12 @@ void ps_progress_update(ps_progress *p, double done_frac, const char *label) {
         bar[i] = i < filled ? '#' : '.';
     bar[PROGRESS_BAR] = '\0';
     double spent_s = (double)(now - p->start_ns) * 1e-9;
-    fprintf(p->out, "\r\033[K[%s] %3.0f%%", bar, 100 * p->done_frac);
+    char left[32] = "", line[128];
     if (p->done_frac > 0.02)
-        fprintf(p->out, "  %.0f s left", spent_s / p->done_frac * (1 - p->done_frac));
-    fprintf(p->out, "  %.40s", label);
+        snprintf(left, sizeof left, "  %.0f s left", spent_s / p->done_frac * (1 - p->done_frac));
+    snprintf(line, sizeof line, "[%s] %3.0f%%%s  %.40s", bar, 100 * p->done_frac, left, label);
+    /* A line that wraps could not be cleared. */
+    fprintf(p->out, "\r\033[K%.*s", (int)columns(p->out) - 1, line);
     fflush(p->out);
 }
 

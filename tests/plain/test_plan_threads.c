@@ -3,6 +3,12 @@
 #include <string.h>
 
 #include "../unit/plan/gpu_case.h"
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define SLOW 1 /* where it takes minutes: fewer threads and levels */
+#else
+#define SLOW 0
+#endif
 #include "check.h"
 #include "plan/crew.h"
 
@@ -60,7 +66,7 @@ static void outcome_free(outcome *o) {
 }
 
 static void same_on_all(const char *what, const ps_plan_request *q, ps_status wanted) {
-#ifdef __SANITIZE_THREAD__ /* where it takes minutes */
+#if SLOW
     static const uint32_t workers[] = {3};
 #else
     static const uint32_t workers[] = {2, 8};
@@ -131,7 +137,7 @@ int main(void) {
         level(&c, 300, 16384, 4, 8); /* as much cache as weights: points between */
     ps_plan_request q = gc_request(&c, &long_one, 1);
     same_on_all("one level", &q, PS_OK);
-    q = gc_request(&c, some, 4);
+    q = gc_request(&c, some, SLOW ? 2 : 4);
     same_on_all("four levels", &q, PS_OK);
     q.forced = true;
     q.family = PS_FAMILY_SPLIT;

@@ -55,7 +55,7 @@ ps_step_work ps_step_work_of(const ps_lower_request *r, uint64_t kv_len) {
         }
     for (uint32_t l = 0; l < m->n_layers; l++) {
         const ps_layer *y = &m->layers[l];
-        double row = 2.0 * y->n_head_kv * ((double)y->head_dim_k + y->head_dim_v); /* f16 */
+        double row = ps_kv_row_bytes(y);
         double held = (double)kv_len;
         if (y->window && held > (double)y->window + (double)per_seq)
             held = (double)y->window + (double)per_seq;
@@ -75,7 +75,7 @@ static ps_step_work major(const ps_lower_request *r, uint64_t kv_len) {
     double written = 0;
     for (uint32_t l = 0; l < r->model->n_layers; l++) {
         const ps_layer *y = &r->model->layers[l];
-        written += (double)r->max_tokens * 2.0 * y->n_head_kv * ((double)y->head_dim_k + y->head_dim_v);
+        written += (double)r->max_tokens * ps_kv_row_bytes(y);
     }
     w.kv_bytes -= written;
     w.weight_bytes -= w.minor_bytes - written;
@@ -177,9 +177,8 @@ static void see_attention(const ps_lower_request *r, uint32_t layer, uint64_t kv
                        .heads_kv = y->n_head_kv,
                        .kv_len = held,
                        .n_tokens = tokens};
-    double bytes = 2.0 * y->n_head_kv * ((double)y->head_dim_k + y->head_dim_v) * held,
-           flops =
-               (t * held - t * (t - 1) / 2) * y->n_head * (2.0 * ((double)y->head_dim_k + y->head_dim_v) + 5);
+    double bytes = ps_kv_row_bytes(y) * held, flops = (t * held - t * (t - 1) / 2) * y->n_head *
+                                                      (2.0 * ((double)y->head_dim_k + y->head_dim_v) + 5);
     double cpu = fastest_s(r, PS_OP_ATTENTION, PS_DTYPE_NONE, PS_DEV_CPU, PS_BESIDE_IDLE, q);
     raise_to(&c->dram, bytes, cpu);
     raise_to(&c->cpu_flops, flops, cpu);

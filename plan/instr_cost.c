@@ -210,7 +210,7 @@ static double copy_bytes(const ps_lower_request *r, const ps_program *p, const p
             bytes *= (double)in->n_cols / (double)w->cols;
     } else { /* KV: in, what was held before the step; home, its rows */
         const ps_layer *y = &m->layers[layer];
-        double row = 2.0 * y->n_head_kv * ((double)y->head_dim_k + y->head_dim_v);
+        double row = ps_kv_row_bytes(y);
         double seqs = r->max_tokens <= r->n_seqs ? (double)r->max_tokens : 1;
         double rows = in->queue == PS_QUEUE_D2H
                           ? (double)r->max_tokens
@@ -271,7 +271,7 @@ static double all_sequences(const ps_lower_request *r, const ps_instr *in, uint3
     if (in->queue == PS_QUEUE_CPU || q->beside == PS_BESIDE_DIRECT || !(rate > 0))
         return one_s * seqs;
     const ps_layer *y = &r->model->layers[layer];
-    double bytes = 2.0 * y->n_head_kv * ((double)y->head_dim_k + y->head_dim_v) * q->kv_len;
+    double bytes = ps_kv_row_bytes(y) * q->kv_len;
     return one_s + (seqs - 1) * fmin(one_s, bytes / rate);
 }
 
@@ -375,7 +375,7 @@ static double kv_bytes(const ps_lower_request *r, const ps_instr *in, uint32_t l
     double rows = seqs * (double)kv_len;
     if (y->window && rows > seqs * y->window)
         rows = seqs * y->window;
-    return rows * 2.0 * y->n_head_kv * ((double)y->head_dim_k + y->head_dim_v);
+    return rows * ps_kv_row_bytes(y);
 }
 
 double ps_instr_bus_share(const ps_lower_request *r, const ps_program *p, uint32_t instr, uint32_t layer,

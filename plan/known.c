@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/arena.h"
+#include "core/hash.h"
 
 typedef struct entry {
     const void *key;
@@ -52,17 +53,11 @@ void ps_known_free(ps_known *k) {
 }
 
 static uint64_t hash_of(const void *key, size_t n_bytes) {
-    const uint8_t *at = key;
-    uint64_t h = n_bytes * 0x9e3779b97f4a7c15ull, word = 0;
-    for (; n_bytes >= sizeof word; at += sizeof word, n_bytes -= sizeof word) {
-        memcpy(&word, at, sizeof word);
-        h = (h ^ word) * 0x9e3779b97f4a7c15ull;
-        h ^= h >> 32;
-    }
-    word = 0;
-    memcpy(&word, at, n_bytes);
-    h = (h ^ word) * 0x9e3779b97f4a7c15ull;
-    return h ^ h >> 32;
+    uint8_t digest[PS_HASH_BYTES];
+    uint64_t h;
+    ps_hash_bytes(key, n_bytes, digest);
+    memcpy(&h, digest, sizeof h);
+    return h;
 }
 
 /* The slot of a key, or the empty one where it would be. */

@@ -17,6 +17,11 @@
 extern "C" {
 #endif
 
+/* Bytes of a position's keys and values in a layer's cache, as halves. */
+static inline double ps_kv_row_bytes(const ps_layer *y) {
+    return 2.0 * y->n_head_kv * ((double)y->head_dim_k + y->head_dim_v);
+}
+
 /* What one tier of one level asks for. All borrowed. */
 typedef struct ps_lower_request {
     const ps_model *model;

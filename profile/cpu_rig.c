@@ -144,10 +144,6 @@ static void cpu_describe(void *rig, ps_profile_topology *out, uint8_t machine_ha
     ps_machine_hash(m, machine_hash);
 }
 
-static ps_status need_stream_data(ps_cpu_rig *r, ps_error *err) {
-    return r->stream_data ? PS_OK : ps_streams_data(r->machine, &r->stream_data, &r->stream_bytes, err);
-}
-
 static ps_status need_pool(ps_cpu_rig *r, uint32_t n_threads, ps_error *err) {
     if (n_threads <= r->machine->n_allowed && r->pools[n_threads]) {
         r->pool = r->pools[n_threads];
@@ -258,7 +254,7 @@ static ps_status prepare_kernel(ps_cpu_rig *r, const ps_task *task, ps_error *er
     if (st != PS_OK)
         return st;
     if (task->point.beside == PS_BESIDE_MEMORY) {
-        st = need_stream_data(r, err);
+        st = ps_streams_data(r->machine, &r->stream_data, &r->stream_bytes, err);
         const uint32_t n = r->machine->n_allowed - task->point.n_threads;
         if (st == PS_OK && n == 0)
             st = ps_error_set(err, PS_E_INTERNAL, r->kernel->spec.name, "no CPU left for memory streams");
@@ -277,7 +273,7 @@ static ps_status cpu_prepare(void *rig, const ps_task *task, ps_error *err) {
     r->call0 = 0;
     ps_status st = need_pool(r, task->point.n_threads, err);
     if (st == PS_OK && task->measure == PS_MEASURE_DRAM)
-        st = need_stream_data(r, err);
+        st = ps_streams_data(r->machine, &r->stream_data, &r->stream_bytes, err);
     if (st == PS_OK && task->measure == PS_MEASURE_KERNEL)
         st = prepare_kernel(r, task, err);
     if (st != PS_OK || task->measure == PS_MEASURE_POOL_START)

@@ -1,7 +1,6 @@
 /* The GPU rig's bus: copies by size and kind of host memory, direct reads, and both beside CPUs that read memory. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include "core/clock.h"
@@ -144,11 +143,6 @@ ps_status ps_gpu_sample_together(ps_gpu_rig *r, ps_rig_sample *out, ps_error *er
     out->value = s > 0 ? (double)total / s : 0;
     out->beside_bytes_per_s = host_s > 0 ? (double)read / host_s : 0;
     return status;
-}
-
-ps_status ps_gpu_need_stream_data(ps_gpu_rig *r, ps_error *err) {
-    return r->stream_data != NULL ? PS_OK
-                                  : ps_streams_data(r->machine, &r->stream_data, &r->stream_bytes, err);
 }
 
 /* Direct reads are those of the kernel that a run would use: a product of one token with F16 weights. */

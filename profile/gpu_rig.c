@@ -52,7 +52,7 @@ static ps_status gpu_prepare(void *rig, const ps_task *task, ps_error *err) {
         if (status == PS_OK && task->measure == PS_MEASURE_PACED)
             status = ps_gpu_prepare_paced(r, err);
         if (status == PS_OK && task->measure != PS_MEASURE_COPY)
-            status = ps_gpu_need_stream_data(r, err);
+            status = ps_streams_data(r->machine, &r->stream_data, &r->stream_bytes, err);
         if (status == PS_OK && task->measure != PS_MEASURE_COPY)
             status = ps_streams_start(r->machine, 0, task->point.n_threads, r->stream_data, r->stream_bytes,
                                       &r->streams, err);

@@ -126,7 +126,6 @@ ps_status ps_gpu_sample_copy(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 ps_status ps_gpu_sample_together(ps_gpu_rig *r, ps_rig_sample *out, ps_error *err);
 /* PACED: how far apart pieces begin, by the time of some without a pause while nobody reads. */
 ps_status ps_gpu_prepare_paced(ps_gpu_rig *r, ps_error *err);
-ps_status ps_gpu_need_stream_data(ps_gpu_rig *r, ps_error *err);
 /* Direct reads are those of the kernel that a run would use: a product of one token with F16 weights. */
 ps_status ps_gpu_prepare_direct(ps_gpu_rig *r, uint64_t bytes, ps_error *err);
 ps_status ps_gpu_capture_small(ps_gpu_rig *r, uint32_t n, ps_error *err);

@@ -24,21 +24,23 @@ uint64_t ps_stream_read(const uint8_t *data, uint64_t bytes) {
     return sum;
 }
 
-ps_status ps_streams_data(const ps_machine *machine, uint8_t **out_data, uint64_t *out_bytes, ps_error *err) {
-    uint64_t bytes = 4 * machine->l3_bytes;
-    if (bytes < 256 * MIB)
-        bytes = 256 * MIB;
-    if (bytes > machine->memory_free_bytes / 8)
-        bytes = machine->memory_free_bytes / 8;
-    bytes = (bytes + MIB - 1) / MIB * MIB;
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+ps_status ps_streams_data(const ps_machine *machine, uint8_t **data, uint64_t *bytes, ps_error *err) {
+    if (*data)
+        return PS_OK;
+    uint64_t n = 4 * machine->l3_bytes;
+    if (n < 256 * MIB)
+        n = 256 * MIB;
+    if (n > machine->memory_free_bytes / 8)
+        n = machine->memory_free_bytes / 8;
+    n = (n + MIB - 1) / MIB * MIB;
+    void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return ps_error_set(err, PS_E_NOMEM, "dram", "no memory for %llu bytes", (unsigned long long)bytes);
-    (void)madvise(p, bytes,
+        return ps_error_set(err, PS_E_NOMEM, "dram", "no memory for %llu bytes", (unsigned long long)n);
+    (void)madvise(p, n,
                   MADV_HUGEPAGE); /* a ceiling: without the cost of address translation where possible */
-    memset(p, 0x5a, bytes);
-    *out_data = p;
-    *out_bytes = bytes;
+    memset(p, 0x5a, n);
+    *data = p;
+    *bytes = n;
     return PS_OK;
 }
 

@@ -14,8 +14,8 @@ extern "C" {
 typedef struct ps_streams ps_streams;
 
 /* Memory for streams: four times the last-level cache, of which 2% comes from it (cpu_rig.c), at least 256 MiB and at most an eighth of
- * what is free; written, so that its pages are its own. The caller unmaps it. Errors: PS_E_NOMEM. */
-ps_status ps_streams_data(const ps_machine *machine, uint8_t **out_data, uint64_t *out_bytes, ps_error *err);
+ * what is free; written, so that its pages are its own. Nothing where *data is there already. The caller unmaps it. Errors: PS_E_NOMEM. */
+ps_status ps_streams_data(const ps_machine *machine, uint8_t **data, uint64_t *bytes, ps_error *err);
 
 /* Start one reading thread on each of machine->cpus[first .. first + n), over `data` (borrowed, far larger than the
  * caches). Errors: PS_E_OS, PS_E_NOMEM. */

@@ -21,7 +21,9 @@ all=" core model machine kernels schemas plan emit profile runtime-min tools tes
 
 breaches=0
 for folder in "${!may[@]}"; do
-  [ -d "$folder" ] || continue
+  [ -d "$folder" ] || { echo "$folder: no such folder"; exit 1; }
+  # grep: 1 is no match, above that it failed
+  includes=$(grep -rnE '^[[:space:]]*#[[:space:]]*include[[:space:]]*["<]' "$folder" --include='*.[ch]' --include='*.cu' --include='*.cuh') || [ $? -eq 1 ]
   while IFS=: read -r file line text; do
     target=$(sed -E 's/^[^"<]*["<]([^">]+)[">].*/\1/' <<<"$text")
     # Both the root and lib/ are on the include path, so angle brackets reach a folder as quotes do; what they
@@ -37,11 +39,11 @@ for folder in "${!may[@]}"; do
       *" $top "*) ;;
       *) echo "$file:$line: $folder may not include $top (\"$target\")"; breaches=1 ;;
     esac
-  done < <(grep -rnE '^[[:space:]]*#[[:space:]]*include[[:space:]]*["<]' "$folder" --include='*.[ch]' --include='*.cu' --include='*.cuh' || true)
+  done <<<"$includes"
 done
 # Everything but the folders of GPU code compiles on machines without CUDA.
 cuda=$(grep -rnE '#[[:space:]]*include[[:space:]]+<(cu[a-z_]*|nvml)\.h>' --include='*.[ch]' --exclude-dir=cuda lib schemas plan emit profile \
-  runtime-min tools 2>/dev/null || true)
+  runtime-min tools) || [ $? -eq 1 ]
 if [ -n "$cuda" ]; then
   printf '%s\n' "$cuda"
   echo "the lines above include CUDA where the design allows none"

@@ -37,7 +37,7 @@ if ! { cmake --preset release -DPS_TESTS=OFF -DPS_CUDA=$cuda && cmake --build --
   echo "quickstart: the build failed; all of its output is in $log" >&2
   exit 1
 fi
-grep -A4 -E 'warning:|CMake Warning' "$log" >&2 || true
+grep -A4 -E 'warning:|CMake Warning' "$log" >&2 || [ $? -eq 1 ] # 1: there are none
 
 say "3/5 model"
 prompt="Why is the sky blue? Answer in two sentences."
